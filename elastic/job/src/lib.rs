@@ -6,5 +6,6 @@
 pub mod codec;
 pub mod ids;
 pub mod shares;
+pub mod tokens;
 
 pub use ids::{Era, Generation, Incarnation, JobId, NodeId, Rank, Step, StoreId, Token, WorkerId};
