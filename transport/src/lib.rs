@@ -1,1 +1,4 @@
-//! Placeholder.
+//! How bytes travel: control links over QUIC, tensor collectives over TCP.
+
+#[cfg(feature = "collective")]
+pub mod collective;
