@@ -1,0 +1,8 @@
+//! The unsafe edge of this crate: libtorch's process-wide settings and tensors
+//! over memory that Rust owns.
+
+mod runtime;
+mod view;
+
+pub(crate) use runtime::prepare_libtorch;
+pub(crate) use view::view;
