@@ -1,0 +1,76 @@
+//! How a job ends: finished, stopped with a checkpoint, or failed.
+
+use crate::{
+    command::Command,
+    plan::Purpose,
+    planner::View,
+    report::{WorkerReport, WorkerState},
+    state::{JobState, Phase},
+};
+
+pub(super) fn decide(state: &JobState, view: &View) -> Vec<Command> {
+    let at = view.clock;
+    if state.failures_in_a_row > state.spec.max_failures {
+        let why = format!(
+            "{} failures in a row without a committed step between them (elastic.max_failures = {})",
+            state.failures_in_a_row, state.spec.max_failures
+        );
+        return vec![Command::Fail { why, final_: true, at }];
+    }
+    if let Some(why) = fatal(state, view) {
+        return vec![Command::Fail { why, final_: true, at }];
+    }
+    let Some(plan) = state.plan.as_ref() else {
+        return match state.phase {
+            Phase::Stopping => vec![Command::Stopped { at }],
+            _ => Vec::new(),
+        };
+    };
+    if state.phase == Phase::Stopping {
+        let saved = plan.purpose == Purpose::SaveAndStop
+            && state.seal.as_ref().is_some_and(|seal| {
+                !state.spec.checkpoints || state.checkpoints.contains_key(&seal.restore.step())
+            });
+        if saved || plan.members.is_empty() {
+            return vec![Command::Stopped { at }];
+        }
+    }
+    finished(state, view).into_iter().collect()
+}
+
+/// ST-4: every rank applied the last step, the last checkpoint is committed,
+/// and somebody has the final figures.
+fn finished(state: &JobState, view: &View) -> Option<Command> {
+    let plan = state.plan.as_ref().filter(|plan| !plan.members.is_empty())?;
+    state.seal.as_ref()?;
+    let last = state.spec.total_steps;
+    let mut report = None;
+    for member in &plan.members {
+        let heard = view.heard.get(&member.worker.node)?;
+        let worker: &WorkerReport =
+            heard.report.workers.iter().find(|w| w.worker == member.worker.worker)?;
+        let done = worker.finished.as_ref()?;
+        if done.step != last {
+            return None;
+        }
+        if !done.weights_sha256.is_empty() {
+            report = Some(done.clone());
+        }
+    }
+    let saved = !state.spec.checkpoints || state.checkpoints.contains_key(&last);
+    report.filter(|_| saved).map(|report| Command::Finish { report, at: view.clock })
+}
+
+/// Before anything was ever trained, a worker that cannot run means that the
+/// job cannot: the configuration or the data are wrong.
+fn fatal(state: &JobState, view: &View) -> Option<String> {
+    if !state.chain.is_empty() {
+        return None;
+    }
+    view.heard.iter().find_map(|(node, heard)| {
+        heard.report.workers.iter().find_map(|worker| match &worker.state {
+            WorkerState::Fatal(why) => Some(format!("worker on node {node}: {why}")),
+            _ => None,
+        })
+    })
+}

@@ -1,0 +1,96 @@
+//! Who is in the group: deaths by LS-2, arrivals and departures.
+
+use crate::{
+    NodeId,
+    command::Command,
+    planner::{Limits, View, certainly_dead},
+    report::WorkerState,
+    state::{JobState, Phase, Standing},
+};
+
+pub(super) fn deaths(state: &JobState, view: &View, limits: &Limits) -> Vec<Command> {
+    let dead = certainly_dead(view);
+    let mut commands = Vec::new();
+    for (name, node) in state.live_nodes() {
+        let heard = view.heard.get(name).filter(|heard| heard.report.boot == node.boot);
+        let silent = view.now.saturating_sub(heard.map_or(view.leader_since, |heard| heard.at));
+        let fatal = heard.and_then(|heard| {
+            heard.report.workers.iter().find_map(|worker| match &worker.state {
+                WorkerState::Fatal(why) => Some(why),
+                _ => None,
+            })
+        });
+        let cause = if dead.contains(&(name.clone(), node.boot)) {
+            "its process is gone: connection reset, reconnect refused".to_owned()
+        } else if *name != view.me && !view.late && silent > limits.suspect {
+            format!(
+                "silent for {} ms (limit {} ms)",
+                silent.as_millis(),
+                limits.suspect.as_millis()
+            )
+        } else if let (Some(why), true) = (fatal, !state.chain.is_empty()) {
+            format!("its worker cannot run: {why}")
+        } else if node.standing == Standing::Leaving && has_left(state, name) {
+            "it left".to_owned()
+        } else {
+            continue;
+        };
+        commands.push(Command::Evict {
+            node: name.clone(),
+            incarnation: node.incarnation,
+            cause,
+            at: view.clock,
+        });
+    }
+    commands
+}
+
+/// A leaving node has left once a sealed (or an empty) plan goes without it.
+fn has_left(state: &JobState, name: &NodeId) -> bool {
+    match &state.plan {
+        None => true,
+        Some(plan) if plan.members.is_empty() => true,
+        Some(plan) => {
+            state.is_sealed() && plan.members.iter().all(|member| member.worker.node != *name)
+        }
+    }
+}
+
+pub(super) fn arrivals(state: &JobState, view: &View) -> Vec<Command> {
+    let at = view.clock;
+    let mut commands = Vec::new();
+    for heard in view.heard.values() {
+        let report = &heard.report;
+        let known = state.nodes.get(&report.node);
+        match known {
+            Some(node) if node.boot == report.boot => {
+                if node.standing == Standing::Active && report.leaving {
+                    let incarnation = node.incarnation;
+                    commands.push(Command::Leave { node: report.node.clone(), incarnation, at });
+                }
+                if node.is_live() && report.stop_job {
+                    commands.push(Command::StopJob { at });
+                }
+                continue;
+            }
+            // The name is taken by a live node with another store.
+            Some(node) if node.is_live() && node.store != report.store => continue,
+            _ => {}
+        }
+        if report.leaving {
+            continue;
+        }
+        commands.push(Command::Admit {
+            node: report.node.clone(),
+            store: report.store,
+            boot: report.boot,
+            address: report.address,
+            slots: report.slots,
+            at,
+        });
+        if state.phase == Phase::Stopped {
+            commands.push(Command::Start { at });
+        }
+    }
+    commands
+}

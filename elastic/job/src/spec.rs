@@ -1,0 +1,50 @@
+//! What is fixed when a job is founded.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{JobId, Step};
+
+/// How parameters and optimizer state are spread over the data-parallel ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Sharding {
+    /// Every rank holds everything.
+    Replicated,
+    /// Every rank holds all weights and its own cut of the optimizer state and
+    /// of the fp32 master weights (ZeRO-1).
+    Zero1,
+}
+
+/// The frozen facts of a job: part of the founding state, the same on every
+/// node for ever.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobSpec {
+    /// Identity of the job.
+    pub job: JobId,
+    /// The full configuration as JSON, handed to every node and worker.
+    pub config: String,
+    /// SHA-256 over the keys that define the trajectory.
+    pub config_digest: [u8; 32],
+    /// Fewest nodes that train; below it the job waits.
+    pub min_nodes: u32,
+    /// Most nodes that train; further ones stand by.
+    pub max_nodes: u32,
+    /// Configured global batch in micro-batches; `None` takes the data-parallel
+    /// degree of the first plan and freezes it (DATA-2).
+    pub micro_batches: Option<u32>,
+    /// The step after which the job is finished.
+    pub total_steps: Step,
+    /// Spread of the training state.
+    pub sharding: Sharding,
+    /// Incidents without a committed step between them before the job fails.
+    pub max_failures: u32,
+    /// Whether checkpoints are saved.
+    pub checkpoints: bool,
+    /// Committed checkpoints to keep; 0 keeps all.
+    pub keep_latest_k: u32,
+    /// The job's certificate authority, key included, as PEM: joining works
+    /// after the founder is gone (CG).
+    pub authority: String,
+    /// What a joiner has to prove that it knows.
+    pub join_secret: String,
+}
