@@ -6,7 +6,6 @@
 //! node's last sign of life to the decision to go on without it, and one lattice
 //! of inequalities that [`Timeouts::derive`] checks.
 
-use std::fmt;
 use std::time::Duration;
 
 /// The limits. Every one is positive.
@@ -113,12 +112,32 @@ impl Timeouts {
             // Two lost beats and a quorum round must not cost the lease.
             ("4 × beat ≤ lease", self.beat * 4, self.lease, "raise the failure budget"),
             // A node is only replaced after it has stopped by itself (GN-4).
-            ("lease + beat ≤ suspect", self.lease + self.beat, self.suspect, "raise the failure budget"),
+            (
+                "lease + beat ≤ suspect",
+                self.lease + self.beat,
+                self.suspect,
+                "raise the failure budget",
+            ),
             // A new leader is there when the old one is due for eviction.
-            ("election max ≤ suspect", self.longest_election(), self.suspect, "raise the failure budget"),
-            ("suspect + 2 × beat ≤ budget", self.suspect + self.beat * 2, self.budget, "raise the failure budget"),
+            (
+                "election max ≤ suspect",
+                self.longest_election(),
+                self.suspect,
+                "raise the failure budget",
+            ),
+            (
+                "suspect + 2 × beat ≤ budget",
+                self.suspect + self.beat * 2,
+                self.budget,
+                "raise the failure budget",
+            ),
             // Re-forming begins only when no lease of the old side can live.
-            ("lease + election max ≤ reform", self.lease + self.longest_election(), self.reform, "raise the failure budget"),
+            (
+                "lease + election max ≤ reform",
+                self.lease + self.longest_election(),
+                self.reform,
+                "raise the failure budget",
+            ),
             // A dead peer is named by the detector before a survivor's step runs out.
             (
                 "seal ≤ step",
@@ -131,15 +150,6 @@ impl Timeouts {
             if left > right {
                 return Err(Inconsistent { rule, left, right, remedy });
             }
-        }
-        Ok(())
-    }
-}
-
-impl fmt::Display for Timeouts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (name, limit, why) in self.table() {
-            writeln!(f, "{name:<14} {:>8} ms  {why}", limit.as_millis())?;
         }
         Ok(())
     }
@@ -169,12 +179,9 @@ mod tests {
 
     #[test]
     fn the_default_budget_gives_the_documented_limits() {
-        let limits =
-            Timeouts::derive(Duration::from_millis(1200), Duration::from_secs(60)).expect("default");
+        let limits = Timeouts::derive(Duration::from_millis(1200), Duration::from_secs(60))
+            .expect("default");
         let ms: Vec<_> = limits.table().iter().map(|(_, limit, _)| limit.as_millis()).collect();
-        assert_eq!(
-            ms,
-            [50, 100, 700, 800, 500, 800, 2400, 2400, 60_000, 12_000, 3600, 1200]
-        );
+        assert_eq!(ms, [50, 100, 700, 800, 500, 800, 2400, 2400, 60_000, 12_000, 3600, 1200]);
     }
 }

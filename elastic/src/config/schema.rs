@@ -1,0 +1,339 @@
+//! The one table of all keys. Types, defaults, ranges, help, parsing, printing,
+//! the command line and the identity of a job follow from it: a new key is one
+//! row here and the code that honours it.
+
+use job::spec::Sharding;
+
+use super::value::{Allowed, Field, Kind, Value, choices};
+use Allowed::{Above, Anything, AutoOr, Below, Integers, NonEmpty, Reals};
+
+/// Whose decision a key is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Part of the trajectory (TRAJ-1): fixed when the job is founded.
+    Identity,
+    /// One value for the whole job, the founder's, that changes no result.
+    Job,
+    /// Each node's own.
+    Node,
+}
+
+/// One row of the schema.
+pub struct Key {
+    /// The table in the file.
+    pub section: &'static str,
+    /// The name within the table.
+    pub name: &'static str,
+    /// Whose decision it is.
+    pub scope: Scope,
+    /// What is written.
+    pub kind: Kind,
+    /// Whether it may be left without a value.
+    pub optional: bool,
+    /// The only values, if they are few.
+    pub choices: &'static [&'static str],
+    /// The range.
+    pub allowed: Allowed,
+    pub(super) help: &'static [&'static str],
+    pub(super) get: fn(&Config) -> Value,
+    /// `false` when the value is of another kind.
+    pub(super) set: fn(&mut Config, &Value) -> bool,
+}
+
+macro_rules! schema {
+    ($(
+        $(#[doc = $about:literal])+
+        $section:ident: $Section:ident {$(
+            $(#[doc = $help:literal])+
+            $key:ident: $type:ty = $default:expr, $allowed:expr, $scope:ident;
+        )+}
+    )+) => {
+        $(
+            $(#[doc = $about])+
+            #[derive(Clone, Debug, PartialEq)]
+            pub struct $Section {$(
+                $(#[doc = $help])+
+                pub $key: $type,
+            )+}
+        )+
+
+        /// The configuration of a job. Its JSON form goes through the same
+        /// checks as a file.
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct Config {$(
+            $(#[doc = $about])+
+            pub $section: $Section,
+        )+}
+
+        impl Default for Config {
+            fn default() -> Self {
+                Self {$($section: $Section {$($key: $default,)+},)+}
+            }
+        }
+
+        /// The sections in the order in which they are printed, with their help.
+        pub static SECTIONS: &[(&str, &[&str])] = &[$((stringify!($section), &[$($about),+]),)+];
+
+        /// Every key, section by section.
+        pub static KEYS: &[Key] = &[$($(Key {
+            section: stringify!($section),
+            name: stringify!($key),
+            scope: Scope::$scope,
+            kind: <$type as Field>::KIND,
+            optional: <$type as Field>::OPTIONAL,
+            choices: <$type as Field>::CHOICES,
+            allowed: $allowed,
+            help: &[$($help),+],
+            get: |config| config.$section.$key.to_value(),
+            set: |config, value| match <$type as Field>::from_value(value) {
+                Some(value) => {
+                    config.$section.$key = value;
+                    true
+                }
+                None => false,
+            },
+        },)+)+];
+    };
+}
+
+const MAX: i64 = i64::MAX;
+
+schema! {
+    /// What the run is called and where it writes.
+    job: Job {
+        /// Folder for everything that the run writes.
+        dump_folder: String = "./outputs".into(), NonEmpty, Node;
+        /// A line for people, shown by `elastic status`.
+        description: String = "default job".into(), Anything, Node;
+    }
+    /// The model.
+    model: Model {
+        /// The family of models.
+        name: ModelName = ModelName::Llama3, Anything, Identity;
+        /// The shape within the family.
+        flavor: Flavor = Flavor::Byte1M, Anything, Identity;
+    }
+    /// The optimizer.
+    optimizer: Optimizer {
+        /// AdamW with decoupled weight decay.
+        name: OptimizerName = OptimizerName::AdamW, Anything, Identity;
+        /// Peak learning rate.
+        lr: f64 = 8e-4, Reals(0.0, f64::MAX), Identity;
+        /// Decay of the first moment.
+        beta1: f64 = 0.9, Below(0.0, 1.0), Identity;
+        /// Decay of the second moment.
+        beta2: f64 = 0.95, Below(0.0, 1.0), Identity;
+        /// Added to the denominator.
+        eps: f64 = 1e-8, Above(0.0, f64::MAX), Identity;
+        /// Decoupled weight decay.
+        weight_decay: f64 = 0.1, Reals(0.0, f64::MAX), Identity;
+    }
+    /// Warm-up, stable, decay.
+    lr_scheduler: LrScheduler {
+        /// Steps from 0 up to the peak learning rate.
+        warmup_steps: u64 = 200, Integers(0, MAX), Identity;
+        /// Length of the schedule in steps; unset: training.steps.
+        total_steps: Option<u64> = None, Integers(1, MAX), Identity;
+        /// Share of the schedule that decays; unset: everything after the warm-up.
+        decay_ratio: Option<f64> = None, Reals(0.0, 1.0), Identity;
+        /// Shape of the decay.
+        decay_type: DecayType = DecayType::Linear, Anything, Identity;
+        /// Learning rate at the end, as a share of the peak.
+        min_lr_factor: f64 = 0.0, Reals(0.0, 1.0), Identity;
+    }
+    /// Data, batches and length.
+    training: Training {
+        /// Folder that `elastic data prepare` made.
+        dataset_path: String = "./data".into(), NonEmpty, Node;
+        /// Sequences of one micro-batch, the unit that is never split (DATA-2).
+        local_batch_size: u32 = 8, Integers(1, 1 << 20), Identity;
+        /// Sequences of a step, whatever the number of nodes (DATA-2); -1:
+        /// local_batch_size × the data-parallel degree at the founding.
+        global_batch_size: i64 = -1, AutoOr(1, 1 << 31), Identity;
+        /// Tokens of a sequence.
+        seq_len: u32 = 2048, Integers(1, 1 << 24), Identity;
+        /// Gradients are clipped to this norm.
+        max_norm: f64 = 1.0, Above(0.0, f64::MAX), Identity;
+        /// Optimizer steps after which the job is finished.
+        steps: u64 = 10_000, Integers(1, MAX), Job;
+        /// Type of weights, gradients and arithmetic.
+        dtype: Precision = Precision::Float32, Anything, Identity;
+        /// Seed of initial weights and data order.
+        seed: u64 = 42, Integers(0, MAX), Identity;
+    }
+    /// How the model is spread. The data-parallel degree follows the live nodes.
+    parallelism: Parallelism {
+        /// none: every rank holds everything; zero1: the optimizer state is cut.
+        sharding: Sharding = Sharding::Replicated, Anything, Job;
+    }
+    /// Checkpoints in PyTorch's DCP format (CKPT-1).
+    checkpoint: Checkpoint {
+        /// Save and resume.
+        enable: bool = true, Anything, Job;
+        /// Folder below job.dump_folder, or absolute; the nodes share it.
+        folder: String = "checkpoint".into(), NonEmpty, Node;
+        /// Steps between checkpoints.
+        interval: u64 = 500, Integers(1, MAX), Job;
+        /// async: the step pays only for the copy to memory; disabled: it waits.
+        async_mode: AsyncMode = AsyncMode::Async, Anything, Job;
+        /// Checkpoints to keep; 0 keeps all.
+        keep_latest_k: u32 = 10, Integers(0, 1 << 20), Job;
+    }
+    /// Loss on held-out data.
+    validation: Validation {
+        /// Validate during training.
+        enable: bool = false, Anything, Job;
+        /// Steps between validations; the last step always validates.
+        freq: u64 = 10, Integers(1, MAX), Job;
+        /// Batches of a validation; -1: the whole validation set.
+        steps: i64 = -1, AutoOr(1, MAX), Job;
+    }
+    /// What is logged.
+    metrics: Metrics {
+        /// Steps between log lines; the first step always logs.
+        log_freq: u64 = 10, Integers(1, MAX), Node;
+    }
+    /// Membership, failures and time limits.
+    elastic: Elastic {
+        /// Fewest nodes that train; below it the job waits.
+        min_nodes: u32 = 1, Integers(1, 1 << 16), Job;
+        /// Most nodes that train; further ones stand by.
+        max_nodes: u32 = 1024, Integers(1, 1 << 16), Job;
+        /// Workers, and devices, of this node.
+        nproc_per_node: u32 = 1, Integers(1, 1024), Node;
+        /// Failures without a committed step between them after which the job gives up.
+        max_failures: u32 = 10, Integers(1, 1 << 20), Job;
+        /// Time from a silent node to its replacement in ms; every other limit
+        /// of the control group derives from it.
+        failure_budget_ms: u64 = 1200, Integers(1, 3_600_000), Job;
+        /// Time in which a step must finish; a rank that does not is hung.
+        step_timeout_s: f64 = 60.0, Above(0.0, 86_400.0), Job;
+        /// tree: the same bits on any mesh (TRAJ-1).
+        reduction: Reduction = Reduction::Tree, Anything, Identity;
+        /// The worker program; unset: elastic-worker beside elastic.
+        worker_bin: Option<String> = None, NonEmpty, Node;
+    }
+}
+
+/// Families of models.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModelName {
+    /// Llama 3: RMSNorm, rotary positions, grouped queries, SwiGLU.
+    Llama3,
+}
+choices!(ModelName { ModelName::Llama3 = "llama3" });
+
+/// Shapes of a family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flavor {
+    /// One million parameters over bytes, for a laptop.
+    Byte1M,
+    /// torchtitan's six million parameters.
+    Debug,
+    /// Llama 3 8B.
+    B8,
+    /// Llama 3 70B.
+    B70,
+    /// Llama 3 405B.
+    B405,
+}
+choices!(Flavor {
+    Flavor::Byte1M = "byte-1M",
+    Flavor::Debug = "debugmodel",
+    Flavor::B8 = "8B",
+    Flavor::B70 = "70B",
+    Flavor::B405 = "405B",
+});
+
+/// Optimizers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OptimizerName {
+    /// Adam with decoupled weight decay.
+    AdamW,
+}
+choices!(OptimizerName { OptimizerName::AdamW = "AdamW" });
+
+/// Shapes of the decay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecayType {
+    /// A straight line.
+    Linear,
+    /// 1 − √t.
+    Sqrt,
+    /// Half a cosine.
+    Cosine,
+}
+choices!(DecayType {
+    DecayType::Linear = "linear",
+    DecayType::Sqrt = "sqrt",
+    DecayType::Cosine = "cosine",
+});
+
+/// Number formats of training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Precision {
+    /// 32-bit floats throughout.
+    Float32,
+}
+choices!(Precision { Precision::Float32 = "float32" });
+
+choices!(Sharding {
+    Sharding::Replicated = "none" | "NO_SHARD" | "replicated",
+    Sharding::Zero1 = "zero1" | "zero-1" | "zero_1",
+});
+
+/// When the training step waits for a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AsyncMode {
+    /// Until the state is copied to memory.
+    Async,
+    /// Until it is on disk.
+    Disabled,
+}
+choices!(AsyncMode { AsyncMode::Async = "async", AsyncMode::Disabled = "disabled" });
+
+/// Orders in which gradients are summed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reduction {
+    /// A fixed tree over micro-batches.
+    Tree,
+}
+choices!(Reduction { Reduction::Tree = "tree" });
+
+impl Key {
+    /// `section.name`.
+    #[must_use]
+    pub fn full_name(&self) -> String {
+        format!("{}.{}", self.section, self.name)
+    }
+
+    /// The help in one line.
+    #[must_use]
+    pub fn help(&self) -> String {
+        one_line(self.help)
+    }
+
+    /// The range or the choices, as text.
+    #[must_use]
+    pub fn range(&self) -> String {
+        if !self.choices.is_empty() {
+            self.choices.join(" | ")
+        } else if self.kind == Kind::Bool {
+            "true | false".into()
+        } else {
+            self.allowed.to_string()
+        }
+    }
+
+    /// The key of that name.
+    #[must_use]
+    pub fn find(full_name: &str) -> Option<&'static Self> {
+        let (section, name) = full_name.split_once('.')?;
+        KEYS.iter().find(|key| key.section == section && key.name == name)
+    }
+}
+
+/// Joins the lines of a doc comment.
+pub(super) fn one_line(lines: &[&str]) -> String {
+    lines.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ")
+}
