@@ -44,8 +44,8 @@ pub(super) fn resolve(layers: &[Vec<Assignment>]) -> Result<Resolved, ConfigErro
                     key: assignment.key.clone(),
                     before,
                 });
-            } else if let Err(problem) = assign(&mut resolved, key, assignment) {
-                problems.push(problem);
+            } else if let Err(error) = assign(&mut resolved, key, assignment) {
+                problems.extend(error.0);
             }
         }
     }
@@ -56,7 +56,7 @@ pub(super) fn resolve(layers: &[Vec<Assignment>]) -> Result<Resolved, ConfigErro
     if problems.is_empty() { Ok(resolved) } else { Err(ConfigError(problems)) }
 }
 
-fn assign(resolved: &mut Resolved, name: &str, given: &Assignment) -> Result<(), Problem> {
+fn assign(resolved: &mut Resolved, name: &str, given: &Assignment) -> Result<(), ConfigError> {
     let Some(key) = Key::find(name) else { return elsewhere(resolved, given) };
     set(&mut resolved.config, key, &given.value, &given.origin)?;
     resolved.origins.insert(name.to_owned(), given.origin.clone());
@@ -69,7 +69,7 @@ pub(super) fn set(
     key: &Key,
     value: &Value,
     origin: &Origin,
-) -> Result<(), Problem> {
+) -> Result<(), ConfigError> {
     let refuse = || Problem::Value {
         origin: origin.clone(),
         key: key.full_name(),
@@ -78,12 +78,12 @@ pub(super) fn set(
     };
     let before = (key.get)(config);
     if !(key.set)(config, value) {
-        return Err(refuse());
+        return Err(refuse().into());
     }
     // The range is that of the typed value: `lr = 1` is the real 1.0.
     if !key.allowed.permits(&(key.get)(config)) {
         (key.set)(config, &before);
-        return Err(refuse());
+        return Err(refuse().into());
     }
     Ok(())
 }
@@ -101,26 +101,21 @@ fn expected(key: &Key) -> String {
 }
 
 /// A key outside the schema: torchtitan's, or nobody's.
-fn elsewhere(resolved: &mut Resolved, given: &Assignment) -> Result<(), Problem> {
-    match torchtitan::judge(&given.key, &given.value) {
-        Some(Verdict::Neutral) => Ok(()),
+fn elsewhere(resolved: &mut Resolved, given: &Assignment) -> Result<(), ConfigError> {
+    let Assignment { key, value, origin } = given.clone();
+    let problem = match torchtitan::judge(&key, &value) {
+        Some(Verdict::Neutral) => return Ok(()),
         Some(Verdict::NoEffect(why)) => {
-            resolved.notes.push(format!("{}: {} has no effect: {why}", given.origin, given.key));
-            Ok(())
+            resolved.notes.push(format!("{origin}: {key} has no effect: {why}"));
+            return Ok(());
         }
-        Some(Verdict::Unsupported { only, hint }) => Err(Problem::Unsupported {
-            origin: given.origin.clone(),
-            key: given.key.clone(),
-            value: given.value.clone(),
-            only,
-            hint: if hint.is_empty() { String::new() } else { format!(" ({hint})") },
-        }),
-        None => Err(Problem::Unknown {
-            origin: given.origin.clone(),
-            key: given.key.clone(),
-            hint: hint(&given.key),
-        }),
-    }
+        Some(Verdict::Unsupported { only, hint }) => {
+            let hint = if hint.is_empty() { String::new() } else { format!(" ({hint})") };
+            Problem::Unsupported { origin, key, value, only, hint }
+        }
+        None => Problem::Unknown { origin, hint: hint(&key), key },
+    };
+    Err(problem.into())
 }
 
 fn hint(key: &str) -> String {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use toml::de::{DeTable, DeValue};
 
-use super::error::{Origin, Problem};
+use super::error::{ConfigError, Origin, Problem};
 use super::resolve::canonical;
 use super::schema::{KEYS, Key, SECTIONS};
 use super::torchtitan;
@@ -20,14 +20,14 @@ pub(super) struct Assignment {
 }
 
 /// Reads a TOML file.
-pub(super) fn read(file: &Path) -> Result<Vec<Assignment>, Problem> {
+pub(super) fn read(file: &Path) -> Result<Vec<Assignment>, ConfigError> {
     let text = std::fs::read_to_string(file)
         .map_err(|error| Problem::Read { file: file.to_owned(), error })?;
     parse(file, &text)
 }
 
 /// Reads TOML; `file` is only a name.
-pub(super) fn parse(file: &Path, text: &str) -> Result<Vec<Assignment>, Problem> {
+pub(super) fn parse(file: &Path, text: &str) -> Result<Vec<Assignment>, ConfigError> {
     let line = |offset: usize| 1 + text.bytes().take(offset).filter(|&b| b == b'\n').count();
     let at = |offset: usize| Origin::File(file.to_owned(), line(offset));
     let document = DeTable::parse(text).map_err(|error| Problem::Syntax {
@@ -46,7 +46,7 @@ fn flatten(
     table: &DeTable<'_>,
     at: &dyn Fn(usize) -> Origin,
     found: &mut Vec<(usize, Assignment)>,
-) -> Result<(), Problem> {
+) -> Result<(), ConfigError> {
     for (name, value) in table {
         let key = format!("{prefix}{}", name.get_ref());
         let offset = name.span().start;
@@ -115,7 +115,7 @@ pub fn split_arguments(arguments: Vec<String>) -> (Vec<String>, Vec<String>) {
 }
 
 /// Reads the second list of [`split_arguments`].
-pub(super) fn arguments(overrides: &[String]) -> Result<Vec<Assignment>, Problem> {
+pub(super) fn arguments(overrides: &[String]) -> Result<Vec<Assignment>, ConfigError> {
     let mut found = Vec::new();
     let mut overrides = overrides.iter().peekable();
     while let Some(argument) = overrides.next() {
@@ -144,10 +144,10 @@ pub(super) fn arguments(overrides: &[String]) -> Result<Vec<Assignment>, Problem
         let value = match value {
             Value::Bool(x) => Value::Bool(x != written.negated),
             _ if written.negated => {
-                return Err(Problem::Argument {
+                return Err(ConfigError::from(Problem::Argument {
                     argument: argument.clone(),
                     detail: "takes no value but true or false".into(),
-                });
+                }));
             }
             value => value,
         };
