@@ -1,0 +1,256 @@
+//! Boxes of a tensor, and how bytes move from one box to another (CKPT-2).
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// A box of a tensor: along dimension `d` the indices
+/// `offsets[d] .. offsets[d] + sizes[d]`. A 0-d tensor has one element and the
+/// region of no dimensions. Elements of a region are always in C order.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Region {
+    /// First index along each dimension.
+    pub offsets: Vec<u64>,
+    /// Number of indices along each dimension; the same length as `offsets`.
+    pub sizes: Vec<u64>,
+}
+
+impl Region {
+    /// The region that is the whole tensor.
+    #[must_use]
+    pub fn whole(shape: &[u64]) -> Self {
+        Self { offsets: vec![0; shape.len()], sizes: shape.to_vec() }
+    }
+
+    /// Rows `start .. start + rows` of a tensor with at least one dimension:
+    /// the region of a shard along the first dimension.
+    #[must_use]
+    pub fn rows(shape: &[u64], start: u64, rows: u64) -> Self {
+        let mut region = Self::whole(shape);
+        if let (Some(offset), Some(size)) = (region.offsets.first_mut(), region.sizes.first_mut()) {
+            *offset = start;
+            *size = rows;
+        }
+        region
+    }
+
+    /// Number of elements; saturates instead of overflowing.
+    #[must_use]
+    pub fn elements(&self) -> u64 {
+        elements(&self.sizes)
+    }
+
+    /// True when the region has no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.sizes.contains(&0)
+    }
+
+    /// True when the region has the tensor's dimensions and lies inside it.
+    #[must_use]
+    pub fn fits(&self, shape: &[u64]) -> bool {
+        self.offsets.len() == shape.len()
+            && self.sizes.len() == shape.len()
+            && self.offsets.iter().zip(&self.sizes).zip(shape).all(|((&offset, &size), &dim)| {
+                offset.checked_add(size).is_some_and(|end| end <= dim)
+            })
+    }
+
+    /// The elements that both regions have, `None` when there are none or when
+    /// the regions have different numbers of dimensions.
+    #[must_use]
+    pub fn intersect(&self, other: &Self) -> Option<Self> {
+        if self.sizes.len() != other.sizes.len() {
+            return None;
+        }
+        let mut both = Self { offsets: Vec::new(), sizes: Vec::new() };
+        for d in 0..self.sizes.len() {
+            let low = self.offsets[d].max(other.offsets[d]);
+            let high = self.end(d).min(other.end(d));
+            if low >= high {
+                return None;
+            }
+            both.offsets.push(low);
+            both.sizes.push(high - low);
+        }
+        Some(both)
+    }
+
+    fn end(&self, d: usize) -> u64 {
+        self.offsets[d].saturating_add(self.sizes[d])
+    }
+}
+
+impl fmt::Display for Region {
+    /// `[0..4, 2..6]`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("[")?;
+        for d in 0..self.sizes.len() {
+            let comma = if d == 0 { "" } else { ", " };
+            write!(f, "{comma}{}..{}", self.offsets[d], self.end(d))?;
+        }
+        f.write_str("]")
+    }
+}
+
+/// Number of elements of a shape; saturates instead of overflowing.
+pub(crate) fn elements(shape: &[u64]) -> u64 {
+    if shape.contains(&0) {
+        return 0;
+    }
+    shape.iter().fold(1, |product: u64, &size| product.saturating_mul(size))
+}
+
+/// Elements to step over for one index of each dimension of a C-order tensor,
+/// as PyTorch counts them: an empty dimension counts as one.
+pub(crate) fn strides(shape: &[u64]) -> Vec<u64> {
+    let mut strides = vec![1u64; shape.len()];
+    for d in (1..shape.len()).rev() {
+        strides[d - 1] = strides[d].saturating_mul(shape[d].max(1));
+    }
+    strides
+}
+
+/// The first pair of regions that share an element, by position in the input.
+pub(crate) fn overlap(regions: &[&Region]) -> Option<(usize, usize)> {
+    let dims = regions.first()?.sizes.len();
+    let mut order: Vec<usize> = (0..regions.len()).filter(|&i| !regions[i].is_empty()).collect();
+    // Sweep along the dimension that separates most: shards of one dimension
+    // then cost n log n, not n squared.
+    let starts = |d: usize| {
+        let mut starts: Vec<u64> = order.iter().map(|&i| regions[i].offsets[d]).collect();
+        starts.sort_unstable();
+        starts.dedup();
+        starts.len()
+    };
+    let Some(along) = (0..dims).max_by_key(|&d| starts(d)) else {
+        return (order.len() > 1).then(|| (order[0], order[1]));
+    };
+    order.sort_by_key(|&i| regions[i].offsets[along]);
+    for (at, &i) in order.iter().enumerate() {
+        let end = regions[i].end(along);
+        let near = order[at + 1..].iter().take_while(|&&j| regions[j].offsets[along] < end);
+        for &j in near {
+            if regions[i].intersect(regions[j]).is_some() {
+                return Some((i, j));
+            }
+        }
+    }
+    None
+}
+
+/// The contiguous runs that move `part` out of the C-order elements of `from`
+/// into the C-order elements of `to`. `part` lies in both.
+pub(crate) struct Runs {
+    /// Elements of every run.
+    pub(crate) len: u64,
+    /// Per outer dimension: how often, and the step in `from` and `to`.
+    outer: Vec<(u64, u64, u64)>,
+    index: Vec<u64>,
+    from: u64,
+    to: u64,
+    left: u64,
+}
+
+impl Runs {
+    /// Elements in `from` between the beginnings of neighbouring runs.
+    pub(crate) fn step(&self) -> u64 {
+        self.outer.last().map_or(self.len, |outer| outer.1)
+    }
+
+    /// Runs in ascending order of their position in `from`, and in `to`.
+    pub(crate) fn new(part: &Region, from: &Region, to: &Region) -> Self {
+        let (from_strides, to_strides) = (strides(&from.sizes), strides(&to.sizes));
+        let first = |of: &Region, strides: &[u64]| {
+            let at = |d: usize| (part.offsets[d] - of.offsets[d]) * strides[d];
+            (0..strides.len()).map(at).sum::<u64>()
+        };
+        let (start_from, start_to) = (first(from, &from_strides), first(to, &to_strides));
+        // Grow the run outwards while it is whole in both boxes.
+        let mut split = part.sizes.len();
+        let mut len = 1;
+        while split > 0 {
+            split -= 1;
+            len *= part.sizes[split];
+            if part.sizes[split] != from.sizes[split] || part.sizes[split] != to.sizes[split] {
+                break;
+            }
+        }
+        let outer: Vec<_> =
+            (0..split).map(|d| (part.sizes[d], from_strides[d], to_strides[d])).collect();
+        let left = outer.iter().map(|o| o.0).product();
+        let left = if part.is_empty() { 0 } else { left };
+        Self { len, index: vec![0; split], outer, from: start_from, to: start_to, left }
+    }
+}
+
+impl Iterator for Runs {
+    /// Element positions in `from` and in `to`.
+    type Item = (u64, u64);
+
+    fn next(&mut self) -> Option<(u64, u64)> {
+        self.left = self.left.checked_sub(1)?;
+        let run = (self.from, self.to);
+        for (index, &(count, from, to)) in self.index.iter_mut().zip(&self.outer).rev() {
+            *index += 1;
+            self.from += from;
+            self.to += to;
+            if *index < count {
+                break;
+            }
+            *index = 0;
+            self.from -= count * from;
+            self.to -= count * to;
+        }
+        Some(run)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn region(offsets: &[u64], sizes: &[u64]) -> Region {
+        Region { offsets: offsets.to_vec(), sizes: sizes.to_vec() }
+    }
+
+    #[track_caller]
+    fn check(part: &Region, from: &Region, to: &Region, len: u64, expected: &[(u64, u64)]) {
+        let runs = Runs::new(part, from, to);
+        assert_eq!(runs.len, len);
+        assert_eq!(runs.collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn runs_are_as_long_as_both_boxes_allow() {
+        let whole = region(&[0, 0], &[4, 6]);
+        check(&whole, &whole, &whole, 24, &[(0, 0)]);
+        check(&region(&[1, 0], &[2, 6]), &whole, &region(&[1, 0], &[2, 6]), 12, &[(6, 0)]);
+        check(&region(&[1, 2], &[2, 3]), &whole, &region(&[1, 2], &[2, 3]), 3, &[(8, 0), (14, 3)]);
+        check(&region(&[], &[]), &region(&[], &[]), &region(&[], &[]), 1, &[(0, 0)]);
+        check(&region(&[0, 0], &[0, 6]), &whole, &whole, 0, &[]);
+        let cube = region(&[0, 0, 0], &[2, 2, 2]);
+        check(&region(&[0, 1, 0], &[2, 1, 2]), &cube, &cube, 2, &[(2, 2), (6, 6)]);
+    }
+
+    #[test]
+    fn overlaps_are_found_and_grids_pass() {
+        let grid: Vec<Region> =
+            (0..4).flat_map(|i| (0..3).map(move |j| region(&[i * 2, j * 5], &[2, 5]))).collect();
+        let mut grid: Vec<&Region> = grid.iter().collect();
+        assert_eq!(overlap(&grid), None);
+        let bad = region(&[3, 3], &[1, 1]);
+        grid.push(&bad);
+        assert_eq!(overlap(&grid), Some((3, 12)));
+        let scalar = region(&[], &[]);
+        assert_eq!(overlap(&[&scalar]), None);
+        assert_eq!(overlap(&[&scalar, &scalar]), Some((0, 1)));
+    }
+
+    #[test]
+    fn fits_is_safe_at_the_edge_of_u64() {
+        assert!(!region(&[u64::MAX], &[2]).fits(&[u64::MAX]));
+        assert!(region(&[5, 0], &[0, 6]).fits(&[5, 6]));
+        assert!(!region(&[0], &[1]).fits(&[1, 1]));
+    }
+}

@@ -1,0 +1,11 @@
+//! Everything that needs no Python: PyTorch's own checkpoints read to the last
+//! byte, ours through every mesh, damage, hostile bytes, crashes.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+
+
+mod golden;
+
+
+mod support;
