@@ -18,14 +18,31 @@
 //! what a tensor means.
 
 mod abort;
+mod accept;
 mod communicator;
+mod dial;
 mod error;
+mod exchange;
+mod frame;
+mod handshake;
+mod link;
+mod listener;
+mod mesh;
+mod recorder;
+mod reduce;
+mod sink;
 mod solo;
 pub mod tree;
+
+#[cfg(test)]
+mod tests;
 
 pub use abort::AbortHandle;
 pub use communicator::Communicator;
 pub use error::Error;
+pub use listener::{Listener, ListenerStats, MeshSpec};
+pub use mesh::TcpMesh;
+pub use recorder::{Record, Recorder, State};
 pub use solo::Solo;
 
 #[cfg(target_endian = "big")]

@@ -1,0 +1,209 @@
+//! What travels between two ranks once they trust each other: frames of a fixed
+//! header and the bytes that it announces.
+//!
+//! | offset | bytes | field |
+//! |---|---|---|
+//! | 0 | 2 | magic |
+//! | 2 | 1 | operation |
+//! | 3 | 1 | zero |
+//! | 4 | 4 | era |
+//! | 8 | 8 | generation |
+//! | 16 | 8 | sequence: frames sent before on this connection, in this direction |
+//! | 24 | 8 | bytes that follow |
+//!
+//! All little-endian. The token fences (GEN-1); sequence, operation and size
+//! prove that both ranks are in the same call.
+
+use job::{Era, Generation, Token};
+
+use super::Error;
+
+pub(super) const HEADER: usize = 32;
+
+/// The largest notice, so that it fits an inbox whole.
+const NOTICE: usize = 512;
+
+const MAGIC: u16 = 0x3e1a;
+
+/// What a frame belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Op {
+    AllGatherBytes = 1,
+    AllGather,
+    ReduceScatterTree,
+    AllReduceTree,
+    Broadcast,
+    Barrier,
+    SendReceive,
+    AllToAll,
+    /// The sender's mesh failed; the reason follows.
+    Fault,
+    /// The sender has finished all it had to do and leaves.
+    Farewell,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    pub(super) op: Op,
+    pub(super) era: Era,
+    pub(super) generation: Generation,
+    pub(super) sequence: u64,
+    pub(super) bytes: u64,
+}
+
+impl Op {
+    const ALL: [Self; 10] = [
+        Self::AllGatherBytes,
+        Self::AllGather,
+        Self::ReduceScatterTree,
+        Self::AllReduceTree,
+        Self::Broadcast,
+        Self::Barrier,
+        Self::SendReceive,
+        Self::AllToAll,
+        Self::Fault,
+        Self::Farewell,
+    ];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::AllGatherBytes => "all_gather_bytes",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatterTree => "reduce_scatter_tree",
+            Self::AllReduceTree => "all_reduce_tree",
+            Self::Broadcast => "broadcast",
+            Self::Barrier => "barrier",
+            Self::SendReceive => "send_receive",
+            Self::AllToAll => "all_to_all",
+            Self::Fault => "fault",
+            Self::Farewell => "farewell",
+        }
+    }
+}
+
+impl Header {
+    pub(super) fn new(op: Op, token: Token, sequence: u64, bytes: usize) -> Self {
+        let Token { era, generation, .. } = token;
+        Self { op, era, generation, sequence, bytes: bytes as u64 }
+    }
+
+    pub(super) fn encode(self) -> [u8; HEADER] {
+        let mut to = [0; HEADER];
+        to[..2].copy_from_slice(&MAGIC.to_le_bytes());
+        to[2] = self.op as u8;
+        to[4..8].copy_from_slice(&self.era.0.to_le_bytes());
+        to[8..16].copy_from_slice(&self.generation.0.to_le_bytes());
+        to[16..24].copy_from_slice(&self.sequence.to_le_bytes());
+        to[24..].copy_from_slice(&self.bytes.to_le_bytes());
+        to
+    }
+
+    /// `None` for bytes that are no header.
+    pub(super) fn decode(from: &[u8; HEADER]) -> Option<Self> {
+        let long = |at: usize| u64::from_le_bytes(from[at..at + 8].try_into().unwrap_or_default());
+        let op = Op::ALL.into_iter().find(|op| *op as u8 == from[2])?;
+        let header = Self {
+            op,
+            era: Era((long(0) >> 32) as u32),
+            generation: Generation(long(8)),
+            sequence: long(16),
+            bytes: long(24),
+        };
+        (header.encode() == *from).then_some(header)
+    }
+
+    /// Compares with what has to come next from `rank`.
+    pub(super) fn check(self, rank: usize, token: Token, sequence: u64) -> Result<(), Error> {
+        let detail = if (self.era, self.generation) != (token.era, token.generation) {
+            format!("a frame of {}.{} in generation {token}", self.era, self.generation)
+        } else if self.sequence != sequence {
+            format!("frame {} instead of {sequence}", self.sequence)
+        } else if self.op == Op::Fault && self.bytes > NOTICE as u64 {
+            format!("a notice of {} bytes, over the limit of {NOTICE}", self.bytes)
+        } else {
+            return Ok(());
+        };
+        Err(Error::Protocol { rank, detail })
+    }
+}
+
+/// The payload of a fault: the rank at its root (-1 if none), then the reason.
+pub(super) fn encode_notice(error: &Error) -> Vec<u8> {
+    let root = error.peer().map_or(-1, |rank| rank as i32);
+    let mut notice = root.to_le_bytes().to_vec();
+    notice.extend(error.to_string().bytes().take(NOTICE - notice.len()));
+    notice
+}
+
+/// What `own` rank makes of a notice from rank `from`. Nobody can make a rank
+/// accuse itself: then it is the reporter that is out of reach.
+pub(super) fn decode_notice(notice: &[u8], from: usize, own: usize, size: usize) -> Error {
+    let Some((root, reason)) = notice.split_first_chunk() else {
+        return Error::Protocol { rank: from, detail: "an empty notice".into() };
+    };
+    let reason = String::from_utf8_lossy(reason);
+    match usize::try_from(i32::from_le_bytes(*root)) {
+        Ok(root) if root == own => {
+            Error::PeerLost { rank: from, why: format!("it gave this rank up: {reason}") }
+        }
+        Ok(root) if root < size => {
+            Error::PeerLost { rank: root, why: format!("rank {from} reports: {reason}") }
+        }
+        _ => Error::Aborted { reason: format!("rank {from} reports: {reason}") },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn token(era: u32, generation: u64) -> Token {
+        let job = job::JobId(Default::default());
+        Token { job, era: Era(era), generation: Generation(generation) }
+    }
+
+    #[test]
+    fn headers_round_trip_and_any_flipped_constant_is_noticed() {
+        for op in Op::ALL {
+            let header = Header::new(op, token(3, 1 << 40), u64::MAX - 1, usize::MAX);
+            assert_eq!(Header::decode(&header.encode()), Some(header));
+        }
+        for at in [0, 1, 2, 3] {
+            let mut bytes = Header::new(Op::Barrier, token(0, 1), 0, 0).encode();
+            bytes[at] ^= 0x40;
+            assert_eq!(Header::decode(&bytes), None, "byte {at}");
+        }
+    }
+
+    #[test]
+    fn a_frame_of_another_generation_or_place_is_refused() {
+        #[track_caller]
+        fn check(token_: Token, sequence: u64, op: Op, bytes: usize, expected: &str) {
+            let header = Header::new(op, token_, sequence, bytes);
+            match header.check(2, token(1, 7), 5) {
+                Ok(()) => assert_eq!(expected, "ok"),
+                Err(error) => assert!(error.to_string().contains(expected), "{error}"),
+            }
+        }
+        check(token(1, 7), 5, Op::Barrier, 0, "ok");
+        check(token(1, 6), 5, Op::Barrier, 0, "rank 2 broke the protocol: a frame of 1.6 in gen");
+        check(token(0, 7), 5, Op::Barrier, 0, "a frame of 0.7 in generation 1.7");
+        check(token(1, 7), 4, Op::Barrier, 0, "frame 4 instead of 5");
+        check(token(1, 7), 5, Op::Fault, 1 << 30, "over the limit of 512");
+    }
+
+    #[test]
+    fn a_notice_names_the_root_and_never_the_reader() {
+        let lost = Error::PeerLost { rank: 3, why: "reset".repeat(300) };
+        let notice = encode_notice(&lost);
+        assert!(notice.len() <= NOTICE);
+        assert_eq!(decode_notice(&notice, 1, 0, 4).peer(), Some(3));
+        assert_eq!(decode_notice(&notice, 1, 3, 4).peer(), Some(1));
+        assert_eq!(decode_notice(&notice, 1, 0, 3).peer(), None);
+        let aborted = Error::Aborted { reason: "plan 8".into() };
+        let heard = decode_notice(&encode_notice(&aborted), 1, 0, 4).to_string();
+        assert_eq!(heard, "aborted: rank 1 reports: aborted: plan 8");
+        assert_eq!(decode_notice(&[1], 2, 0, 4).peer(), Some(2));
+    }
+}

@@ -1,0 +1,232 @@
+//! The one port of a worker process, over all its generations.
+//!
+//! A thread accepts connections and lets them prove that they belong to the
+//! generation that is being formed. Others never reach a mesh:
+//!
+//! - strangers, wrong jobs and wrong keys are dropped without a word, late ones
+//!   after [`PATIENCE`], and there is a cap on those that have not proven
+//!   themselves;
+//! - older tokens are told so, and refused (GEN-1);
+//! - newer tokens are parked, bounded, until this process learns of the plan
+//!   and calls [`Listener::connect`] (ID-3).
+
+use std::{
+    fmt,
+    net::{SocketAddr, TcpListener, TcpStream},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use job::Token;
+
+use super::{
+    AbortHandle, Error, TcpMesh,
+    accept::{Acceptor, Expected},
+    dial::{self, Wake},
+    handshake::Key,
+};
+
+/// How long a connection may take to say hello, or to confirm.
+pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The mesh to build: a committed plan, as one rank sees it.
+#[derive(Clone)]
+pub struct MeshSpec {
+    /// The generation.
+    pub token: Token,
+    /// The secret that only its members know.
+    pub key: [u8; 32],
+    /// This rank.
+    pub rank: usize,
+    /// Where each rank listens; as many as there are ranks.
+    pub addresses: Vec<SocketAddr>,
+}
+
+/// What has come to the port so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ListenerStats {
+    /// Connections that proved themselves and went into a mesh.
+    pub welcomed: u64,
+    /// Dropped: not the protocol, another job, a wrong key, a wrong rank.
+    pub strangers: u64,
+    /// Refused: an older token.
+    pub stale: u64,
+    /// Dropped: silent for too long.
+    pub late: u64,
+    /// Dropped: too many at once.
+    pub crowded: u64,
+}
+
+/// A bound port and the thread that guards it. Dropping it closes the port and
+/// joins the thread; meshes that were connected live on.
+pub struct Listener {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the listener and its thread both see.
+pub(super) struct Shared {
+    pub(super) wake: Wake,
+    state: Mutex<State>,
+    counts: [AtomicU64; 5],
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    /// The newest generation that was connected or is being so.
+    pub(super) expected: Option<Expected>,
+    pub(super) closing: bool,
+}
+
+/// A field of [`ListenerStats`].
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Count {
+    Welcomed,
+    Strangers,
+    Stale,
+    Late,
+    Crowded,
+}
+
+impl Listener {
+    /// Binds the port; 0 picks a free one.
+    ///
+    /// # Errors
+    /// [`Error::System`] when the address is taken or not of this machine.
+    pub fn bind(address: SocketAddr) -> Result<Self, Error> {
+        let at = |why: std::io::Error| Error::System {
+            call: "bind",
+            why: format!("{address}: {why}; choose another address for tensors"),
+        };
+        let socket = TcpListener::bind(address).map_err(at)?;
+        socket.set_nonblocking(true).map_err(at)?;
+        let address = socket.local_addr().map_err(at)?;
+        let shared = Arc::new(Shared {
+            wake: Wake::new()?,
+            state: Mutex::default(),
+            counts: Default::default(),
+        });
+        let acceptor = Acceptor::new(socket, Arc::clone(&shared));
+        let thread = std::thread::Builder::new()
+            .name("mesh-accept".into())
+            .spawn(|| acceptor.run())
+            .map_err(|why| Error::system("spawn", why))?;
+        Ok(Self { address, shared, thread: Some(thread) })
+    }
+
+    /// The address, with the port that was bound.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What has come to the port so far.
+    #[must_use]
+    pub fn stats(&self) -> ListenerStats {
+        let [welcomed, strangers, stale, late, crowded] =
+            self.shared.counts.each_ref().map(|count| count.load(Relaxed));
+        ListenerStats { welcomed, strangers, stale, late, crowded }
+    }
+
+    /// Connects this rank with all others of a generation. Peers that are not
+    /// there yet are tried again until the deadline. From now on the process
+    /// belongs to this token: older ones are refused.
+    ///
+    /// # Errors
+    /// [`Error::Deadline`] names the ranks that did not come, and
+    /// [`Error::Refused`] says that the generation is over.
+    pub fn connect(
+        &self,
+        spec: MeshSpec,
+        deadline: Instant,
+        abort: &AbortHandle,
+    ) -> Result<TcpMesh, Error> {
+        let MeshSpec { token, key, rank, addresses } = spec;
+        let size = addresses.len();
+        if rank >= size || u32::try_from(size).is_err() {
+            return Err(Error::refused(format!("rank {rank} of {size} addresses")));
+        }
+        let party = dial::Party { token, key: Key(key), rank, addresses };
+        let arrivals = self.expect(&party)?;
+        let streams = dial::connect(&party, &arrivals, self, deadline, abort);
+        self.shared.expect_nothing(token);
+        let mesh = TcpMesh::new(token, rank, streams?, abort.clone());
+        Ok(mesh)
+    }
+
+    /// Tells the thread whom to let in.
+    fn expect(&self, party: &dial::Party) -> Result<Arc<Wake>, Error> {
+        let arrivals = Arc::new(Wake::new()?);
+        let mut state = self.shared.lock();
+        if let Some(Expected { token, .. }) = &state.expected
+            && token.job == party.token.job
+            && *token > party.token
+        {
+            return Err(Error::refused(format!(
+                "generation {} is over, this process is in {token}",
+                party.token
+            )));
+        }
+        state.expected = Some(Expected::new(party, Arc::clone(&arrivals)));
+        drop(state);
+        // Some may be parked already.
+        self.shared.wake.wake();
+        Ok(arrivals)
+    }
+
+    /// Connections that have proven themselves since the last call.
+    pub(super) fn arrived(&self, token: Token) -> Result<Vec<(usize, TcpStream)>, Error> {
+        match &mut self.shared.lock().expected {
+            Some(expected) if expected.token == token => Ok(std::mem::take(&mut expected.arrived)),
+            _ => Err(Error::refused(format!("generation {token} is over, a newer one is formed"))),
+        }
+    }
+}
+
+impl Shared {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing panics while it holds the lock with a half-made change.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn count(&self, what: Count) {
+        self.counts[what as usize].fetch_add(1, Relaxed);
+    }
+
+    fn expect_nothing(&self, token: Token) {
+        if let Some(expected) = &mut self.lock().expected
+            && expected.token == token
+        {
+            expected.close();
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.shared.lock().closing = true;
+        self.shared.wake.wake();
+        if let Some(thread) = self.thread.take() {
+            // It does not panic; if it did, the port is closed all the same.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Listener({}, {:?})", self.address, self.stats())
+    }
+}
+
+impl fmt::Debug for MeshSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { token, rank, addresses, key: _ } = self;
+        write!(f, "MeshSpec({token}, rank {rank} of {addresses:?})")
+    }
+}

@@ -1,0 +1,510 @@
+//! The collectives of a mesh whose ranks are connected pair by pair over TCP.
+
+use std::{fmt, net::TcpStream, ops::Range, time::Instant};
+
+use job::{Token, shares::Shares};
+
+use super::{
+    AbortHandle, Communicator, Error,
+    exchange::Wire,
+    frame::Op,
+    link::{Link, Outgoing, Party},
+    recorder::{Recorder, State},
+    reduce::{TreeSum, segments},
+    sink::{Gathered, Sink, Slots},
+    solo::{check_limit, check_output, check_pieces, check_rank, check_splits},
+};
+
+/// Sums of at most this many elements go to every rank in one exchange instead
+/// of two: below it, latency costs more than bytes.
+const SMALL: usize = 4096;
+
+/// Broadcasts from this many bytes on are spread over all ranks' connections.
+const SPREAD: usize = 256 << 10;
+
+/// Elements that cuts of a sum are rounded to: a cache line.
+const LINE: usize = 16;
+
+/// The communicator of one generation over TCP, made by
+/// [`super::Listener::connect`].
+///
+/// Dropping it after its last operation tells the peers that this rank has
+/// finished; a process that dies says nothing, which is how they tell.
+pub struct TcpMesh {
+    token: Token,
+    rank: usize,
+    wire: Wire,
+    recorder: Recorder,
+    // The first error, which is the answer to every later call.
+    root: Option<Error>,
+    // Set while an operation runs, and left set by a panic.
+    running: bool,
+    arrived: Vec<f32>,
+}
+
+impl TcpMesh {
+    /// Streams are authenticated, non-blocking, and by rank; none to itself.
+    pub(super) fn new(
+        token: Token,
+        rank: usize,
+        streams: Vec<Option<TcpStream>>,
+        abort: AbortHandle,
+    ) -> Self {
+        let size = streams.len();
+        let link = |peer| Link::new(Party { token, own: rank, peer, size });
+        let peers = streams
+            .into_iter()
+            .enumerate()
+            .map(|(peer, stream)| Some((stream?, link(peer))))
+            .collect();
+        Self {
+            token,
+            rank,
+            wire: Wire { peers, abort },
+            recorder: Recorder::default(),
+            root: None,
+            running: false,
+            arrived: Vec::new(),
+        }
+    }
+
+    /// The last operations, readable from any thread.
+    #[must_use]
+    pub fn recorder(&self) -> &Recorder {
+        &self.recorder
+    }
+
+    /// Sends bytes to some ranks and receives from some, all at once, so that
+    /// neighbours that send to each other never block each other. A rank occurs
+    /// at most once on either side; its counterpart makes the matching call.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn send_receive(
+        &mut self,
+        send: &[(usize, &[u8])],
+        receive: &mut [(usize, &mut [u8])],
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        self.operate(Op::SendReceive, |mesh| {
+            let size = mesh.size();
+            let (mut outgoing, mut seen) = (mesh.nothing(), vec![0_u8; size]);
+            let mut slots = Slots::none(size);
+            for &(rank, bytes) in send {
+                mesh.check_peer(rank, &mut seen, 1)?;
+                outgoing[rank] = Outgoing::frame(vec![bytes]);
+            }
+            for (rank, bytes) in receive {
+                mesh.check_peer(*rank, &mut seen, 2)?;
+                slots.set(*rank, bytes);
+            }
+            mesh.exchange(Op::SendReceive, outgoing, &mut slots, deadline)
+        })
+    }
+
+    /// Sends bytes to one rank.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn send(&mut self, to: usize, bytes: &[u8], deadline: Instant) -> Result<(), Error> {
+        self.send_receive(&[(to, bytes)], &mut [], deadline)
+    }
+
+    /// Receives exactly as many bytes as the buffer has from one rank.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn receive(
+        &mut self,
+        from: usize,
+        buffer: &mut [u8],
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        self.send_receive(&[], &mut [(from, buffer)], deadline)
+    }
+
+    /// Sends `send[r]` to each rank r and fills `receive[r]` with what r sends
+    /// here; sizes may differ, and the two sides of a pair must agree.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn all_to_all(
+        &mut self,
+        send: &[&[u8]],
+        receive: &mut [&mut [u8]],
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        self.operate(Op::AllToAll, |mesh| {
+            let (size, own) = (mesh.size(), mesh.rank);
+            if send.len() != size || receive.len() != size {
+                let (to, from) = (send.len(), receive.len());
+                return Err(Error::refused(format!("{to} and {from} parts for {size} ranks")));
+            }
+            if send[own].len() != receive[own].len() {
+                return Err(Error::refused("the part for this rank itself has two sizes"));
+            }
+            receive[own].copy_from_slice(send[own]);
+            let outgoing = mesh.to_all(|rank| vec![send[rank]]);
+            let mut slots = Slots::none(size);
+            for (rank, bytes) in receive.iter_mut().enumerate().filter(|(rank, _)| *rank != own) {
+                slots.set(rank, bytes);
+            }
+            mesh.exchange(Op::AllToAll, outgoing, &mut slots, deadline)
+        })
+    }
+
+    /// Runs one operation: after an error, this is the mesh's last.
+    fn operate<T>(
+        &mut self,
+        op: Op,
+        run: impl FnOnce(&mut Self) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        if let Some(root) = &self.root {
+            return Err(root.clone());
+        }
+        self.recorder.begin(op.name());
+        self.running = true;
+        let result = run(self);
+        self.running = false;
+        match &result {
+            Ok(_) => self.recorder.end(State::Done),
+            Err(error) => {
+                self.recorder.end(State::Failed(error.to_string()));
+                self.give_up(error);
+            }
+        }
+        result
+    }
+
+    fn give_up(&mut self, error: &Error) {
+        self.root = Some(error.clone());
+        for (_, (stream, link)) in self.wire.links() {
+            link.give_up(stream, error);
+        }
+    }
+
+    fn exchange<S: Sink>(
+        &mut self,
+        op: Op,
+        outgoing: Vec<Outgoing>,
+        sink: &mut S,
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        self.recorder.count(outgoing.iter().map(|out| out.bytes() as u64).sum());
+        self.wire.exchange(op, outgoing, sink, deadline)
+    }
+
+    fn nothing<'a>(&self) -> Vec<Outgoing<'a>> {
+        (0..self.size()).map(|_| Outgoing::nothing()).collect()
+    }
+
+    /// A frame for every peer.
+    fn to_all<'a>(&self, parts: impl Fn(usize) -> Vec<&'a [u8]>) -> Vec<Outgoing<'a>> {
+        (0..self.size())
+            .map(|rank| match rank == self.rank {
+                true => Outgoing::nothing(),
+                false => Outgoing::frame(parts(rank)),
+            })
+            .collect()
+    }
+
+    /// Another rank, not seen with this mark before.
+    fn check_peer(&self, rank: usize, seen: &mut [u8], mark: u8) -> Result<(), Error> {
+        check_rank(rank, self.size())?;
+        if rank == self.rank || seen[rank] & mark != 0 {
+            return Err(Error::refused(format!("rank {rank} is this rank, or named twice")));
+        }
+        seen[rank] |= mark;
+        Ok(())
+    }
+
+    fn gather_bytes(
+        &mut self,
+        op: Op,
+        own: &[u8],
+        limit: usize,
+        deadline: Instant,
+    ) -> Result<Vec<Vec<u8>>, Error> {
+        self.operate(op, |mesh| {
+            check_limit(own.len(), limit)?;
+            let outgoing = mesh.to_all(|_| vec![own]);
+            let mut gathered = Gathered::new(mesh.size(), mesh.rank, own, limit);
+            mesh.exchange(op, outgoing, &mut gathered, deadline)?;
+            Ok(gathered.parts)
+        })
+    }
+
+    /// Every rank's split of the buffer, from the rank that owns it.
+    fn fill(
+        &mut self,
+        op: Op,
+        buffer: &mut [u8],
+        splits: &[Range<usize>],
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        let mut slots = Slots::none(self.size());
+        let mut own: &[u8] = &[];
+        for (rank, split) in cut(buffer, splits).into_iter().enumerate() {
+            if rank == self.rank {
+                own = split;
+            } else {
+                slots.set(rank, split);
+            }
+        }
+        let outgoing = self.to_all(|_| vec![own]);
+        self.exchange(op, outgoing, &mut slots, deadline)
+    }
+
+    /// The tree sum of each rank's split, at that rank. Splits may overlap.
+    fn reduce(
+        &mut self,
+        op: Op,
+        shares: &Shares,
+        pieces: &[&[f32]],
+        splits: &[Range<usize>],
+        out: &mut [f32],
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        let outgoing = self.to_all(|rank| {
+            let segments = segments(splits[rank].clone());
+            let parts = segments.flat_map(|segment| {
+                pieces.iter().map(move |piece| bytemuck::cast_slice(&piece[segment.clone()]))
+            });
+            parts.collect()
+        });
+        let own = pieces.iter().map(|piece| &piece[splits[self.rank].clone()]).collect();
+        let mut arrived = std::mem::take(&mut self.arrived);
+        let result = TreeSum::new(shares, self.rank, own, out, &mut arrived)
+            .and_then(|mut sum| self.exchange(op, outgoing, &mut sum, deadline));
+        self.arrived = arrived;
+        result
+    }
+
+    fn broadcast_directly(
+        &mut self,
+        root: usize,
+        buffer: &mut [u8],
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        let mut slots = Slots::none(self.size());
+        if root == self.rank {
+            let outgoing = self.to_all(|_| vec![&*buffer]);
+            return self.exchange(Op::Broadcast, outgoing, &mut slots, deadline);
+        }
+        slots.set(root, buffer);
+        self.exchange(Op::Broadcast, self.nothing(), &mut slots, deadline)
+    }
+
+    /// The root hands each other rank a part, and these pass them on: the root
+    /// sends the buffer once instead of once for each rank.
+    fn broadcast_spread(
+        &mut self,
+        root: usize,
+        buffer: &mut [u8],
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        let splits = evenly(buffer.len(), self.size(), Some(root));
+        let own = splits[self.rank].clone();
+        let mut slots = Slots::none(self.size());
+        if root == self.rank {
+            let outgoing = self.to_all(|rank| vec![&buffer[splits[rank].clone()]]);
+            return self.exchange(Op::Broadcast, outgoing, &mut slots, deadline);
+        }
+        slots.set(root, &mut buffer[own]);
+        self.exchange(Op::Broadcast, self.nothing(), &mut slots, deadline)?;
+        let (mut outgoing, mut own) = (self.nothing(), &[][..]);
+        let mut slots = Slots::none(self.size());
+        for (rank, split) in cut(buffer, &splits).into_iter().enumerate() {
+            match rank {
+                _ if rank == self.rank => own = split,
+                _ if rank == root => {}
+                _ => slots.set(rank, split),
+            }
+        }
+        for (rank, out) in outgoing.iter_mut().enumerate() {
+            if rank != root && rank != self.rank {
+                *out = Outgoing::frame(vec![own]);
+            }
+        }
+        self.exchange(Op::Broadcast, outgoing, &mut slots, deadline)
+    }
+}
+
+impl Communicator for TcpMesh {
+    fn token(&self) -> Token {
+        self.token
+    }
+
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.wire.peers.len()
+    }
+
+    fn all_gather_bytes(
+        &mut self,
+        own: &[u8],
+        limit: usize,
+        deadline: Instant,
+    ) -> Result<Vec<Vec<u8>>, Error> {
+        self.gather_bytes(Op::AllGatherBytes, own, limit, deadline)
+    }
+
+    fn all_gather(
+        &mut self,
+        buffer: &mut [f32],
+        splits: &[Range<usize>],
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        self.operate(Op::AllGather, |mesh| {
+            check_splits(splits, mesh.size(), buffer.len())?;
+            let splits: Vec<_> = splits.iter().map(bytes_of).collect();
+            mesh.fill(Op::AllGather, bytemuck::cast_slice_mut(buffer), &splits, deadline)
+        })
+    }
+
+    fn reduce_scatter_tree(
+        &mut self,
+        shares: &Shares,
+        pieces: &[&[f32]],
+        splits: &[Range<usize>],
+        out: &mut [f32],
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        self.operate(Op::ReduceScatterTree, |mesh| {
+            // A rank without a share has no piece to know the whole length by.
+            let end = splits.last().map_or(0, |split| split.end);
+            let length = pieces.first().map_or(end, |piece| piece.len());
+            check_splits(splits, mesh.size(), length)?;
+            check_pieces(shares, mesh.rank, mesh.size(), pieces, length)?;
+            check_output(out.len(), splits[mesh.rank].len())?;
+            mesh.reduce(Op::ReduceScatterTree, shares, pieces, splits, out, deadline)
+        })
+    }
+
+    fn all_reduce_tree(
+        &mut self,
+        shares: &Shares,
+        pieces: &[&[f32]],
+        out: &mut [f32],
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        const OP: Op = Op::AllReduceTree;
+        self.operate(OP, |mesh| {
+            let (size, length) = (mesh.size(), out.len());
+            check_pieces(shares, mesh.rank, size, pieces, length)?;
+            if length <= SMALL {
+                let splits = vec![0..length; size];
+                return mesh.reduce(OP, shares, pieces, &splits, out, deadline);
+            }
+            let splits = evenly(length, size, None);
+            let own = splits[mesh.rank].clone();
+            mesh.reduce(OP, shares, pieces, &splits, &mut out[own], deadline)?;
+            let splits: Vec<_> = splits.iter().map(bytes_of).collect();
+            mesh.fill(OP, bytemuck::cast_slice_mut(out), &splits, deadline)
+        })
+    }
+
+    fn broadcast(
+        &mut self,
+        root: usize,
+        buffer: &mut [u8],
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        self.operate(Op::Broadcast, |mesh| {
+            check_rank(root, mesh.size())?;
+            if buffer.len() < SPREAD || mesh.size() < 3 {
+                mesh.broadcast_directly(root, buffer, deadline)
+            } else {
+                mesh.broadcast_spread(root, buffer, deadline)
+            }
+        })
+    }
+
+    fn barrier(&mut self, deadline: Instant) -> Result<(), Error> {
+        self.gather_bytes(Op::Barrier, &[], 0, deadline).map(drop)
+    }
+}
+
+impl Drop for TcpMesh {
+    fn drop(&mut self) {
+        if self.root.is_some() || self.running {
+            return;
+        }
+        match self.wire.abort.check() {
+            Err(aborted) => self.give_up(&aborted),
+            Ok(()) => {
+                for (_, (stream, link)) in self.wire.links() {
+                    link.farewell(stream);
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Debug for TcpMesh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { token, rank, root, .. } = self;
+        write!(f, "TcpMesh({token}, rank {rank} of {}, root {root:?})", self.size())
+    }
+}
+
+/// A buffer's splits, which are disjoint and in order.
+fn cut<'a>(buffer: &'a mut [u8], splits: &[Range<usize>]) -> Vec<&'a mut [u8]> {
+    let (mut rest, mut at) = (buffer, 0);
+    let next = |split: &Range<usize>| {
+        let (_, after) = std::mem::take(&mut rest).split_at_mut(split.start - at);
+        let (part, after) = after.split_at_mut(split.len());
+        (rest, at) = (after, split.end);
+        part
+    };
+    splits.iter().map(next).collect()
+}
+
+/// Splits of whole cache lines as even as possible, none for the rank left out.
+fn evenly(length: usize, ranks: usize, without: Option<usize>) -> Vec<Range<usize>> {
+    let lines = length.div_ceil(LINE);
+    let takers = ranks - usize::from(without.is_some());
+    let (mut taker, mut at) = (0, 0);
+    let next = |rank| {
+        let start = at;
+        if Some(rank) != without {
+            taker += 1;
+            at = (lines * taker / takers * LINE).min(length);
+        }
+        start..at
+    };
+    (0..ranks).map(next).collect()
+}
+
+fn bytes_of(elements: &Range<usize>) -> Range<usize> {
+    elements.start * size_of::<f32>()..elements.end * size_of::<f32>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn even_splits_cover_everything_in_whole_lines() {
+        for length in [0, 1, 15, 16, 17, 100, 4097] {
+            for ranks in 2..7 {
+                for without in [None, Some(0), Some(ranks - 1)] {
+                    let splits = evenly(length, ranks, without);
+                    assert!(check_splits(&splits, ranks, length).is_ok());
+                    assert_eq!(splits.iter().map(Range::len).sum::<usize>(), length);
+                    assert!(splits.iter().all(|split| split.start % LINE == 0 || split.is_empty()));
+                    assert!(without.is_none_or(|rank| splits[rank].is_empty()));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn cuts_leave_gaps_out() {
+        let mut buffer = [0, 1, 2, 3, 4, 5];
+        assert_eq!(cut(&mut buffer, &[1..2, 2..2, 4..6]), [&[1][..], &[], &[4, 5]]);
+    }
+}

@@ -1,0 +1,61 @@
+//! Times, printed; the bounds are loose, since the machine is shared.
+
+use job::shares::Shares;
+
+use super::*;
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+#[test]
+fn a_thousand_small_votes() {
+    let medians = with_mesh(4, |mut mesh, _| {
+        let votes = (0..1000).map(|_| {
+            let start = Instant::now();
+            mesh.all_gather_bytes(&[7; 64], 1024, soon()).unwrap();
+            start.elapsed()
+        });
+        median(votes.collect())
+    });
+    println!("vote of 64 bytes over 4 ranks: median {:?}", medians[0]);
+    assert!(medians[0] < Duration::from_millis(10));
+}
+
+#[test]
+fn a_mesh_of_four_forms_again_and_again() {
+    let listeners: Vec<_> = (0..4).map(|_| listener()).collect();
+    let start = Instant::now();
+    let mut times = Vec::new();
+    for generation in 1..=20 {
+        let formed = with_listeners(&listeners, generation, |mut mesh, _| {
+            mesh.barrier(soon()).unwrap();
+            start.elapsed()
+        });
+        times.extend(formed.into_iter().max());
+    }
+    let steps = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    let median = median(steps);
+    println!("forming a mesh of 4, with its first barrier: median {median:?}");
+    assert!(median < Duration::from_millis(200));
+}
+
+#[test]
+fn a_sum_of_four_million_elements() {
+    const ELEMENTS: usize = 4 << 20;
+    let shares = Shares::even(4, 4);
+    let piece = vec![1.0_f32; ELEMENTS];
+    let medians = with_mesh(4, |mut mesh, _| {
+        let mut out = vec![0.0; ELEMENTS];
+        let sums = (0..5).map(|_| {
+            let start = Instant::now();
+            mesh.all_reduce_tree(&shares, &[&piece], &mut out, soon()).unwrap();
+            start.elapsed()
+        });
+        let median = median(sums.collect());
+        assert!(out.iter().all(|&sum| sum == 4.0));
+        median
+    });
+    println!("all-reduce of 16 MiB over 4 ranks: median {:?}", medians[0]);
+}
