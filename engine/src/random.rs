@@ -171,6 +171,7 @@ fn ratio(coefficients: &[[f64; 8]; 2], x: f64) -> f64 {
     horner(&coefficients[0]) / horner(&coefficients[1])
 }
 
+#[expect(clippy::excessive_precision, reason = "the digits as published, to compare")]
 const CENTRE: [[f64; 8]; 2] = [
     [
         2.509_080_928_730_122_672_7e3,
@@ -194,6 +195,7 @@ const CENTRE: [[f64; 8]; 2] = [
     ],
 ];
 
+#[expect(clippy::excessive_precision, reason = "the digits as published, to compare")]
 const MIDDLE: [[f64; 8]; 2] = [
     [
         7.745_450_142_783_414_076_4e-4,
@@ -217,6 +219,7 @@ const MIDDLE: [[f64; 8]; 2] = [
     ],
 ];
 
+#[expect(clippy::excessive_precision, reason = "the digits as published, to compare")]
 const FAR: [[f64; 8]; 2] = [
     [
         2.010_334_399_292_288_132_65e-7,

@@ -15,3 +15,6 @@ pub use batch::{Batch, Batches, Validation};
 pub use ledger::Ledger;
 pub use permutation::Permutation;
 pub use tokens::TokenFile;
+
+#[cfg(test)]
+mod tests;
