@@ -7,7 +7,13 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{self, Recompute, Shape};
+use crate::{
+    model::{self, Recompute, Shape},
+    optimizer::{AdamW, Schedule, schedule},
+};
+
+pub use crate::optimizer::schedule::Decay;
+pub use job::spec::Sharding;
 
 /// The configuration of an [`Engine`](crate::Engine).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -54,22 +60,9 @@ pub struct LrScheduler {
     /// Share of the steps that decays; none means all after the warm-up.
     pub decay_ratio: Option<f64>,
     /// The curve of the decay.
-    pub decay_type: DecayType,
+    pub decay_type: Decay,
     /// The factor at the end of the decay.
     pub min_lr_factor: f64,
-}
-
-/// The curve of the decay.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DecayType {
-    /// Straight down.
-    #[default]
-    Linear,
-    /// One minus a square root.
-    Sqrt,
-    /// Half a cosine.
-    Cosine,
 }
 
 /// Batches, steps and precision.
@@ -121,18 +114,6 @@ pub enum ActivationCheckpoint {
     Full,
 }
 
-/// Who holds which part of the state.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Sharding {
-    /// Every rank holds all of it (DDP, `NO_SHARD`).
-    #[default]
-    Replicated,
-    /// Each rank holds the moments, and updates the weights, of its own cut
-    /// (ZeRO stage 1, arXiv 1910.02054).
-    Zero1,
-}
-
 /// A configuration that nothing can run.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum Error {
@@ -156,6 +137,15 @@ impl Config {
     #[must_use]
     pub fn micro_batches(&self) -> u32 {
         (self.training.global_batch_size / self.training.local_batch_size) as u32
+    }
+
+    pub(crate) fn schedule(&self) -> Schedule {
+        let LrScheduler { warmup_steps, total_steps, decay_ratio, decay_type, min_lr_factor } =
+            self.lr_scheduler;
+        let total_steps = total_steps.unwrap_or(self.training.steps);
+        let options =
+            schedule::Options { warmup_steps, total_steps, decay_ratio, decay_type, min_lr_factor };
+        Schedule::new(self.optimizer.lr, &options)
     }
 
     /// Checks every key.
@@ -208,6 +198,11 @@ impl Training {
 }
 
 impl Optimizer {
+    pub(crate) fn adamw(&self) -> AdamW {
+        let Self { beta1, beta2, eps, weight_decay, .. } = *self;
+        AdamW { beta1, beta2, eps, weight_decay }
+    }
+
     fn validate(&self) -> Result<(), Error> {
         let at_least_0 = |x: f64| x.is_finite() && x >= 0.0;
         let decay = |x: f64| (0.0..1.0).contains(&x);
@@ -244,7 +239,7 @@ impl Default for LrScheduler {
             warmup_steps: 200,
             total_steps: None,
             decay_ratio: None,
-            decay_type: DecayType::Linear,
+            decay_type: Decay::Linear,
             min_lr_factor: 0.0,
         }
     }

@@ -1,1 +1,32 @@
-//! Placeholder.
+//! The training engine: model, optimizer, data order and the training step
+//! over a [`Communicator`](transport::collective::Communicator).
+//!
+//! The entry point is [`Engine`]: one rank's training state and its place in a
+//! generation. What it computes does not depend on that place (TRAJ-1).
+//!
+//! Nothing here knows actors, QUIC or Raft; `tch` types stay inside.
+
+mod ballot;
+pub mod config;
+pub mod data;
+pub mod digest;
+mod error;
+mod evaluate;
+mod ffi;
+mod generate;
+pub mod gradient;
+pub mod layout;
+pub mod model;
+pub mod optimizer;
+pub mod random;
+mod state;
+mod step;
+mod sync;
+pub mod tree;
+
+pub use ballot::Verdict;
+pub use config::Config;
+pub use error::Error;
+pub use evaluate::Digests;
+pub use state::Progress;
+pub use step::{Engine, StepReport};

@@ -1,8 +1,10 @@
 //! The unsafe edge of this crate: libtorch's process-wide settings and tensors
 //! over memory that Rust owns.
 
+mod replica;
 mod runtime;
 mod view;
 
+pub(crate) use replica::Replica;
+#[cfg(test)]
 pub(crate) use runtime::prepare_libtorch;
-pub(crate) use view::view;
