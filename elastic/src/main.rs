@@ -1,1 +1,7 @@
-fn main() {}
+//! The `elastic` command.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    elastic::command::main().into()
+}

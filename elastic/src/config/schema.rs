@@ -166,6 +166,13 @@ schema! {
         /// none: every rank holds everything; zero1: the optimizer state is cut.
         sharding: Sharding = Sharding::Replicated, Anything, Job;
     }
+    /// Memory for time: the same bits, activations computed again.
+    activation_checkpoint: ActivationCheckpoint {
+        /// none keeps them; selective recomputes every n-th block, full every block.
+        mode: RecomputeMode = RecomputeMode::None, Anything, Job;
+        /// The n of selective.
+        selective_ac_option: Every = Every(2), Integers(1, 1 << 16), Job;
+    }
     /// Checkpoints in PyTorch's DCP format (CKPT-1).
     checkpoint: Checkpoint {
         /// Save and resume.
@@ -281,6 +288,39 @@ choices!(Sharding {
     Sharding::Replicated = "none" | "NO_SHARD" | "replicated",
     Sharding::Zero1 = "zero1" | "zero-1" | "zero_1",
 });
+
+/// Which blocks recompute their activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecomputeMode {
+    /// None.
+    None,
+    /// Every n-th.
+    Selective,
+    /// All.
+    Full,
+}
+choices!(RecomputeMode {
+    RecomputeMode::None = "none",
+    RecomputeMode::Selective = "selective",
+    RecomputeMode::Full = "full",
+});
+
+/// A count that torchtitan writes as text, `'2'`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Every(pub u32);
+
+impl Field for Every {
+    const KIND: Kind = Kind::Integer;
+    fn from_value(value: &Value) -> Option<Self> {
+        match value {
+            Value::Text(text) => text.parse().ok().map(Self),
+            value => u32::from_value(value).map(Self),
+        }
+    }
+    fn to_value(&self) -> Value {
+        self.0.to_value()
+    }
+}
 
 /// When the training step waits for a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

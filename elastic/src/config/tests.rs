@@ -54,6 +54,8 @@ fn arguments_are_written_in_many_ways() {
     check("", &["--job.description=a, b=c"], "job.description", "\"a, b=c\"");
     check("", &["--parallelism.sharding", "NO_SHARD"], "parallelism.sharding", "\"none\"");
     check("", &["--parallelism.sharding", "ZERO1"], "parallelism.sharding", "\"zero1\"");
+    let n = "activation_checkpoint.selective_ac_option";
+    check("[activation_checkpoint]\nselective_ac_option = '3'", &[], n, "3");
     check("", &["--debug.seed", "5"], "training.seed", "5");
 }
 

@@ -31,6 +31,7 @@ const DEGREE: &str = "the data-parallel degree follows the live nodes: bound it 
 const BUDGET: &str = "all limits derive from elastic.failure_budget_ms and elastic.step_timeout_s";
 const ALWAYS: &str = "elastic is always fault tolerant: see the section elastic";
 const SAME_LENGTH: &str = "validation uses the batches of the section training";
+const BLOCKS: &str = "whole blocks are recomputed";
 const LOADING: &str = "a run continues from the newest checkpoint in its own folder";
 
 static ROWS: &[Row] = &[
@@ -108,18 +109,16 @@ static ROWS: &[Row] = &[
     ("checkpoint.enable_first_step_checkpoint", FALSE, "set checkpoint.interval"),
     ("checkpoint.create_seed_checkpoint", FALSE, "initial weights are the same on any mesh"),
     ("checkpoint.load_only", FALSE, ""),
-    ("activation_checkpoint.mode", &["\"none\"", "unset"], ""),
-    ("activation_checkpoint.selective_ac_option", ANY, "activations are kept"),
     (
         "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns",
         ANY,
-        "activations are kept",
+        BLOCKS,
     ),
-    ("activation_checkpoint.early_stop", ANY, "activations are kept"),
-    ("activation_checkpoint.memory_budget", ANY, "activations are kept"),
+    ("activation_checkpoint.early_stop", ANY, BLOCKS),
+    ("activation_checkpoint.memory_budget", ANY, BLOCKS),
     ("activation_checkpoint.visualize_memory_budget_pareto", FALSE, ""),
     ("activation_checkpoint.preserve_rng_state", ANY, "randomness is a function of the step"),
-    ("activation_checkpoint.determinism_check", ANY, "activations are kept"),
+    ("activation_checkpoint.determinism_check", ANY, BLOCKS),
     ("activation_checkpoint.debug", FALSE, ""),
     ("compile.enable", FALSE, ""),
     ("compile.components", ANY, "nothing is compiled"),

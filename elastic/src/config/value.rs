@@ -67,6 +67,13 @@ pub trait Field: Sized {
     fn from_value(value: &Value) -> Option<Self>;
     /// The value that [`Field::from_value`] takes back unchanged.
     fn to_value(&self) -> Value;
+    /// The value as plain text, for names that other crates look up.
+    fn text(&self) -> String {
+        match self.to_value() {
+            Value::Text(text) => text,
+            value => value.to_string(),
+        }
+    }
 }
 
 /// Implements [`Field`] for an enum: the first name is the one it prints, the

@@ -1,0 +1,88 @@
+//! What the commands do. Each is a function from its arguments to an [`Exit`];
+//! failures are one line on standard error that says what to do.
+
+mod checkpoint;
+mod data;
+mod print;
+mod run;
+pub mod worker;
+
+use std::ffi::OsString;
+use std::fmt;
+
+use clap::Parser;
+
+use crate::cli::{CkptCommand, Cli, Command, DataCommand, RunArgs};
+use crate::config::split_arguments;
+use crate::exit::Exit;
+pub(crate) use print::print;
+
+/// Runs the command line of this process.
+#[must_use]
+pub fn main() -> Exit {
+    std::panic::set_hook(Box::new(|panic| {
+        let place = panic.location().map(ToString::to_string).unwrap_or_default();
+        let what = panic.payload_as_str().unwrap_or("no message");
+        eprintln!("elastic: internal error at {place}: {what}. This is a bug, please report it.");
+    }));
+    match parse(std::env::args_os().collect()) {
+        Ok(cli) => std::panic::catch_unwind(|| dispatch(cli)).unwrap_or(Exit::Failed),
+        Err(exit) => exit,
+    }
+}
+
+/// Runs one command.
+#[must_use]
+pub fn dispatch(cli: Cli) -> Exit {
+    match cli.command {
+        Command::Run(args) if args.print_config => print_config(&args),
+        Command::Run(args) => run::run(*args),
+        Command::Status(_) | Command::Events(_) | Command::Drain(_) | Command::Stop(_) => {
+            run::unavailable()
+        }
+        Command::Ckpt(CkptCommand::Ls { dir }) => checkpoint::list(&dir),
+        Command::Ckpt(CkptCommand::Verify { dir }) => checkpoint::verify(&dir),
+        Command::Data(DataCommand::Prepare(args)) => data::prepare(&args),
+        Command::Generate(args) => worker::exec("generate", &args.arguments),
+        Command::Bench(args) => worker::exec("bench", &args.arguments),
+    }
+}
+
+/// Reports a failure.
+pub(crate) fn fail(exit: Exit, error: &dyn fmt::Display) -> Exit {
+    for line in error.to_string().lines() {
+        eprintln!("elastic: {line}");
+    }
+    exit
+}
+
+fn parse(arguments: Vec<OsString>) -> Result<Cli, Exit> {
+    let arguments = arguments.into_iter().map(OsString::into_string).collect::<Result<Vec<_>, _>>();
+    let arguments = arguments
+        .map_err(|argument| fail(Exit::Usage, &format!("argument {argument:?} is not UTF-8")))?;
+    // Only `run` takes keys; other commands may have dots in their arguments.
+    let (rest, overrides) = match arguments.get(1).map(String::as_str) {
+        Some("run") => split_arguments(arguments),
+        _ => (arguments, Vec::new()),
+    };
+    let mut cli = Cli::try_parse_from(rest).map_err(|error| {
+        // A closed pipe on the other side is no failure of ours.
+        let _ = error.print();
+        if error.use_stderr() { Exit::Usage } else { Exit::Finished }
+    })?;
+    if let Command::Run(args) = &mut cli.command {
+        args.overrides = overrides;
+    }
+    Ok(cli)
+}
+
+fn print_config(args: &RunArgs) -> Exit {
+    match args.resolve() {
+        Ok(resolved) => {
+            resolved.notes.iter().for_each(|note| eprintln!("elastic: note: {note}"));
+            print(&resolved.print());
+            Exit::Finished
+        }
+        Err(error) => fail(Exit::Usage, &error),
+    }
+}
