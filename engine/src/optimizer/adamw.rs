@@ -29,8 +29,8 @@ pub struct AdamW {
 pub struct Update {
     /// Learning rate of this step.
     pub lr: f64,
-    /// Number of this update, 1 for the first: steps whose update was skipped
-    /// do not count.
+    /// Number of this update, 1 for the first: PyTorch's `step` in the bias
+    /// corrections.
     pub number: u64,
     /// The gradient is first multiplied by this: constant/N (see the divisor
     /// rule of the arithmetic).
@@ -188,6 +188,27 @@ mod tests {
         let no_decay = Update { decay: false, scale: 1.0, clip: 1.0, ..update(1) };
         apply(no_decay, &mut state, 0..1);
         assert!((state[0][0] - (1.0 - 3e-3)).abs() < 1e-7, "{}", state[0][0]);
+    }
+
+    /// The values are those of torch 2.11, `AdamW(foreach=False)`. Its vector code
+    /// fuses multiplies and adds and its scalar code does not, so its own bits
+    /// depend on the offset: a unit in the last place is all one can ask for.
+    #[test]
+    fn ten_updates_of_pytorch() {
+        let mut state = [vec![1.0, -0.5, 0.25, 3.0, -2.0], vec![0.0; 5], vec![0.0; 5], vec![]];
+        for number in 1..=10 {
+            let gradient = |i: u64| (((number * 7 + i * 5) % 11) as f32 - 5.0) / 8.0;
+            state[3] = (0..5).map(gradient).collect();
+            apply(Update { scale: 1.0, clip: 1.0, ..update(number) }, &mut state, 0..5);
+        }
+        let expected: [[f32; 5]; 3] = [
+            [0.987_420_86, -0.491_391_33, 0.248_660_84, 2.995_076_2, -1.987_683_4],
+            [0.026_872_022, 0.027_874_967, -0.054_543_167, 0.019_532_917, -0.024_583_368],
+            [0.052_620_567, 0.069_039_397, 0.053_676_058, 0.066_877_26, 0.059_515_156],
+        ];
+        for (own, torch) in state.iter().flatten().zip(expected.as_flattened()) {
+            assert!((own - torch).abs() <= 2.0 * f32::EPSILON * torch.abs(), "{own}, not {torch}");
+        }
     }
 
     #[test]
