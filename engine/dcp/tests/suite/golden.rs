@@ -39,7 +39,10 @@ fn check(case: &str) {
 fn check_tensor(checkpoint: &Checkpoint, fqn: &str, item: &Json) {
     let tensor = checkpoint.tensor(fqn).unwrap();
     let shape: Vec<u64> = serde_json::from_value(item["shape"].clone()).unwrap();
-    assert_eq!((tensor.shape, tensor.dtype.torch_name()), (&*shape, item["dtype"].as_str().unwrap()));
+    assert_eq!(
+        (tensor.shape, tensor.dtype.torch_name()),
+        (&*shape, item["dtype"].as_str().unwrap())
+    );
     let mut bytes = vec![0; item["nbytes"].as_u64().unwrap() as usize];
     checkpoint.read(fqn, &Region::whole(&shape), &mut bytes).unwrap();
     assert_eq!(Digest::of(&bytes).to_string(), item["sha256"], "{fqn}");

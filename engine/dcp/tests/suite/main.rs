@@ -3,9 +3,6 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-
-
 mod golden;
-
 
 mod support;

@@ -22,7 +22,12 @@ impl Tensor {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             (state >> 24) as u8
         });
-        Self { fqn: fqn.to_owned(), dtype, shape: shape.to_vec(), bytes: bytes.take(count).collect() }
+        Self {
+            fqn: fqn.to_owned(),
+            dtype,
+            shape: shape.to_vec(),
+            bytes: bytes.take(count).collect(),
+        }
     }
 
     /// The bytes of a region, one element at a time: slow and plainly right.
