@@ -15,6 +15,8 @@ pub mod report;
 pub mod shares;
 pub mod spec;
 pub mod state;
+pub mod timeouts;
 pub mod tokens;
+pub mod voters;
 
 pub use ids::{Era, Generation, Incarnation, JobId, NodeId, Rank, Step, StoreId, Token, WorkerId};

@@ -11,7 +11,7 @@ pub trait StateMachine: Clone + Send + Sync + 'static {
     /// An imperative (`Admit`, `Plan`, `Seal`), proposed by any member.
     type Command: Serialize + DeserializeOwned + Clone + Send + 'static;
     /// A fact that became true by a command, in the past tense.
-    type Event: Clone + Send + 'static;
+    type Event: Clone + Send + Sync + 'static;
 
     /// Applies one committed command and tells what became true. A command that
     /// no longer makes sense changes nothing and yields no event, or one that

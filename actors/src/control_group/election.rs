@@ -1,0 +1,63 @@
+//! The election after a certain death of the leader: at once, and one voter at
+//! a time. Every survivor hears of the death at a slightly different moment and
+//! a vote asked too early is ignored, so turns repeat until somebody leads.
+
+use std::time::{Duration, Instant};
+
+/// This voter's turns.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Turns {
+    next: Instant,
+    every: Duration,
+    until: Instant,
+}
+
+impl Turns {
+    /// Turns of the survivor `id`: the lowest id begins now, each next one a
+    /// turn later, until `until`, when usual elections have taken over. None
+    /// when `id` has no vote.
+    pub(super) fn new(
+        id: u64,
+        dead: u64,
+        voters: &[u64],
+        now: Instant,
+        turn: Duration,
+        until: Instant,
+    ) -> Option<Self> {
+        if id == dead {
+            return None;
+        }
+        let survivors = voters.iter().filter(|&&v| v != dead).count() as u32;
+        let rank = rank(id, voters.iter().filter(|&&v| v != dead))? as u32;
+        Some(Self { next: now + turn * rank, every: turn * survivors, until })
+    }
+
+    /// When to look next.
+    pub(super) fn next(&self) -> Instant {
+        self.next
+    }
+
+    /// Whether it is this voter's turn now.
+    pub(super) fn take(&mut self, now: Instant) -> bool {
+        let due = now >= self.next;
+        if due {
+            self.next = now + self.every;
+        }
+        due
+    }
+
+    /// Whether the turns are over.
+    pub(super) fn over(&self, now: Instant) -> bool {
+        now >= self.until
+    }
+}
+
+/// Position of `id` among `ids` in ascending order.
+pub(super) fn rank<'a>(id: u64, ids: impl Iterator<Item = &'a u64>) -> Option<usize> {
+    let (mut below, mut found) = (0, false);
+    for &other in ids {
+        below += usize::from(other < id);
+        found |= other == id;
+    }
+    found.then_some(below)
+}

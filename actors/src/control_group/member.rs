@@ -1,0 +1,513 @@
+//! The thread of a member: one loop over an inbox, Raft's clock and the
+//! progress of the disk. What Raft hands out is dealt with in [`Member::ready`].
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::{Duration, Instant};
+
+use job::replicated::StateMachine;
+use job::voters::Change;
+use protobuf::Message as _;
+use raft::eraftpb::{Message, MessageType};
+use raft::{RawNode, SnapshotStatus, StateRole};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
+
+use super::disk::Disk;
+use super::election::{self, Turns};
+use super::handle::{
+    Applied, AppliedReceiver, ChangeError, Handle, Inner, ProposeError, Proposed, Role, Snapshot,
+    Status, Ticket,
+};
+use super::log::Log;
+use super::membership::PendingChange;
+use super::reads::{Reads, Waiter};
+use super::replica::Replica;
+use super::store::Store;
+use super::{Error, Options, Outbound, bridge};
+
+/// Inputs waiting for the member; more are refused as busy.
+const INBOX: usize = 4096;
+
+/// Inputs taken before Raft's output is dealt with: one transaction for many.
+const BURST: usize = 256;
+
+/// Proposals without an answer; more are refused as busy.
+const MOST_PROPOSALS: usize = 4096;
+
+/// Missed ticks made up for. After a pause the clock goes on slowly, so that
+/// what arrived meanwhile is seen before anybody is given up.
+const MOST_TICKS: u32 = 2;
+
+/// Ticks after which a state that nobody reported on counts as lost.
+const SNAPSHOT_PATIENCE: u32 = 100;
+
+/// What the member's thread is told.
+pub(super) enum Input<S: StateMachine> {
+    Step(Box<Message>),
+    Propose {
+        ticket: Ticket,
+        entry: Vec<u8>,
+        reply: ProposeReply<S::Event>,
+    },
+    Read(Waiter),
+    Change {
+        change: Change,
+        reply: oneshot::Sender<Result<(), ChangeError>>,
+    },
+    SnapshotSent {
+        to: u64,
+        delivered: bool,
+    },
+    LeaderDied(u64),
+    Reachable(u64),
+    Unreachable(u64),
+    /// The disk made progress.
+    Wake,
+    Stop,
+}
+
+type ProposeReply<E> = oneshot::Sender<Result<Proposed<E>, ProposeError>>;
+type Channels<S> = (
+    watch::Sender<Arc<Snapshot<S>>>,
+    watch::Sender<Status>,
+    broadcast::Sender<Arc<Applied<<S as StateMachine>::Event>>>,
+);
+
+pub(super) struct Member<S: StateMachine> {
+    pub(super) id: u64,
+    pub(super) options: Options,
+    pub(super) raft: RawNode<Log>,
+    pub(super) replica: Replica<S>,
+    pub(super) disk: Disk,
+    pub(super) applied: u64,
+    pub(super) proposals: HashMap<Ticket, ProposeReply<S::Event>>,
+    pub(super) reads: Reads,
+    pub(super) change: Option<PendingChange>,
+    /// Messages that may leave when the Ready of that number is durable.
+    pub(super) held: VecDeque<(u64, Vec<Message>)>,
+    /// Members to which something could not be sent since the last look.
+    pub(super) unsent: Vec<(u64, bool)>,
+    pub(super) states: watch::Sender<Arc<Snapshot<S>>>,
+    pub(super) events: broadcast::Sender<Arc<Applied<S::Event>>>,
+    outbound: mpsc::Sender<Outbound>,
+    status: watch::Sender<Status>,
+    turns: Option<Turns>,
+    contact: BTreeMap<u64, Instant>,
+    /// When a whole state was sent to whom.
+    snapshots: BTreeMap<u64, Instant>,
+    /// Role and term when last looked at.
+    leading: (bool, u64),
+}
+
+/// Starts the threads of a member on a founded store.
+pub(super) fn start<S: StateMachine>(
+    options: Options,
+    store: Store,
+    outbound: mpsc::Sender<Outbound>,
+) -> Result<(Handle<S>, AppliedReceiver<S>), Error> {
+    let dir = store.dir().display().to_string();
+    let founding = store.founding().cloned().ok_or(Error::NotFounded(dir))?;
+    let id = store.id().raft_id();
+    let loaded = store.load()?;
+    let replica = Replica::<S>::restore(&loaded.snapshot.data).map_err(Error::State)?;
+    let applied = loaded.snapshot.get_metadata().index;
+    let raft = RawNode::new(&config(id, applied, &options), Log::new(loaded), &bridge::logger())
+        .map_err(|e| Error::Raft(e.to_string()))?;
+
+    let (inbox, inputs) = sync_channel(INBOX);
+    let first = Snapshot { state: replica.machine.clone(), applied };
+    let (states, state) = watch::channel(Arc::new(first));
+    let (status_in, status) = watch::channel(first_status(id));
+    let (events, receiver) = broadcast::channel(options.event_buffer.max(1));
+    let wake = {
+        let inbox = inbox.clone();
+        // A full inbox is looked at soon, and the disk's progress with it.
+        move || drop(inbox.try_send(Input::Wake))
+    };
+    let disk = Disk::start(store, wake).map_err(Error::Thread)?;
+    let inner = Inner {
+        id,
+        client: uuid::Uuid::new_v4().as_u64_pair().0,
+        seq: AtomicU64::new(1),
+        founding,
+        read_deadline: options.read_deadline,
+        inbox,
+        state,
+        status,
+        applied: events.downgrade(),
+    };
+    let channels = (states, status_in, events);
+    let member = Member::new(id, options, (raft, replica, applied), disk, outbound, channels);
+    std::thread::Builder::new()
+        .name("elastic-raft".into())
+        .spawn(move || serve(member, &inputs))
+        .map_err(Error::Thread)?;
+    Ok((Handle::new(inner), receiver))
+}
+
+fn config(id: u64, applied: u64, options: &Options) -> raft::Config {
+    raft::Config {
+        id,
+        applied,
+        election_tick: options.election_ticks,
+        heartbeat_tick: 2.min(options.election_ticks.saturating_sub(1)).max(1),
+        pre_vote: true,
+        check_quorum: true,
+        max_size_per_msg: 1 << 20,
+        max_inflight_msgs: 256,
+        max_uncommitted_size: 64 << 20,
+        max_committed_size_per_ready: 4 << 20,
+        batch_append: true,
+        ..raft::Config::default()
+    }
+}
+
+fn first_status(id: u64) -> Status {
+    Status {
+        id,
+        role: Role::Outsider,
+        leader: None,
+        term: 0,
+        voters: Vec::new(),
+        learners: Vec::new(),
+        applied: 0,
+        committed: 0,
+        last_contact: BTreeMap::new(),
+        failure: None,
+    }
+}
+
+/// Runs the member to its end. Raft panics on what it takes for impossible, a
+/// peer that acknowledged entries and then lost them for one: that ends this
+/// member and is told, and the process lives on.
+fn serve<S: StateMachine>(mut member: Member<S>, inputs: &Receiver<Input<S>>) {
+    let end = catch_unwind(AssertUnwindSafe(|| member.run(inputs))).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        Err(format!("Raft stopped: {}", text.unwrap_or("no reason given")))
+    });
+    if let Err(failure) = end {
+        tracing::error!(member = member.id, "the control group member stopped: {failure}");
+        member.status.send_modify(|s| s.failure = Some(failure.into()));
+    }
+    let Member { disk, status, .. } = member;
+    // The status closes last: whoever waits for it may open the store again.
+    drop(disk);
+    drop(status);
+}
+
+impl<S: StateMachine> Member<S> {
+    fn new(
+        id: u64,
+        options: Options,
+        (raft, replica, applied): (RawNode<Log>, Replica<S>, u64),
+        disk: Disk,
+        outbound: mpsc::Sender<Outbound>,
+        (states, status, events): Channels<S>,
+    ) -> Self {
+        Self {
+            id,
+            options,
+            raft,
+            replica,
+            disk,
+            applied,
+            proposals: HashMap::new(),
+            reads: Reads::default(),
+            change: None,
+            held: VecDeque::new(),
+            unsent: Vec::new(),
+            states,
+            events,
+            outbound,
+            status,
+            turns: None,
+            contact: BTreeMap::new(),
+            snapshots: BTreeMap::new(),
+            leading: (false, 0),
+        }
+    }
+
+    fn run(&mut self, inputs: &Receiver<Input<S>>) -> Result<(), String> {
+        let tick = self.options.tick.max(Duration::from_millis(1));
+        let mut next_tick = Instant::now() + tick;
+        loop {
+            self.durable()?;
+            self.lone_voter_leads();
+            self.begin_read();
+            self.ready()?;
+            self.publish();
+
+            let wake = self.turns.map_or(next_tick, |t| t.next().min(next_tick));
+            match inputs.recv_timeout(wake.saturating_duration_since(Instant::now())) {
+                Ok(Input::Stop) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                Ok(input) => self.handle(input),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            for input in inputs.try_iter().take(BURST) {
+                match input {
+                    Input::Stop => return Ok(()),
+                    input => self.handle(input),
+                }
+            }
+            let now = Instant::now();
+            if now >= next_tick {
+                let missed = (now - next_tick).as_nanos() / tick.as_nanos();
+                for _ in 0..MOST_TICKS.min(1 + u32::try_from(missed).unwrap_or(MOST_TICKS)) {
+                    self.tick(now);
+                }
+                next_tick = (next_tick + tick).max(now);
+            }
+            self.take_turn(now);
+        }
+    }
+
+    fn handle(&mut self, input: Input<S>) {
+        match input {
+            Input::Step(message) => self.step(*message),
+            Input::Propose { ticket, entry, reply } => self.propose(ticket, entry, reply),
+            Input::Read(waiter) => self.reads.ask(waiter),
+            Input::Change { change, reply } => self.change(change, reply),
+            Input::SnapshotSent { to, delivered } => self.snapshot_sent(to, delivered),
+            Input::LeaderDied(id) => self.leader_died(id),
+            Input::Reachable(id) => {
+                if self.snapshots.contains_key(&id) {
+                    self.snapshot_sent(id, false);
+                }
+                self.raft.ping();
+            }
+            Input::Unreachable(id) => self.unreachable(id),
+            Input::Wake | Input::Stop => {}
+        }
+    }
+
+    fn step(&mut self, message: Message) {
+        let (from, log) = (message.from, &self.raft.raft.raft_log);
+        // Raft would stop the process: this log once was longer than it is.
+        if message.get_msg_type() == MessageType::MsgHeartbeat && message.commit > log.last_index()
+        {
+            let (commit, last) = (message.commit, log.last_index());
+            tracing::warn!(from, commit, last, "the leader knows more of this log than it holds");
+            return;
+        }
+        self.contact.insert(from, Instant::now());
+        if let Err(error) = self.raft.step(message) {
+            tracing::debug!(from, %error, "a message was dropped");
+        }
+    }
+
+    fn propose(&mut self, ticket: Ticket, entry: Vec<u8>, reply: ProposeReply<S::Event>) {
+        let refusal = if !self.leads() {
+            Some(ProposeError::NotLeader { leader: self.leader() })
+        } else if self.proposals.len() >= MOST_PROPOSALS || self.proposals.contains_key(&ticket) {
+            Some(ProposeError::Busy)
+        } else {
+            // Dropped while leadership is handed over or too much is uncommitted.
+            self.raft.propose(Vec::new(), entry).err().map(|_| ProposeError::Busy)
+        };
+        match refusal {
+            // A caller that went away needs no answer.
+            Some(error) => drop(reply.send(Err(error))),
+            None => drop(self.proposals.insert(ticket, reply)),
+        }
+    }
+
+    fn tick(&mut self, now: Instant) {
+        // Raft draws its timeout at random; distinct fixed ones never tie, and a
+        // simulated group runs the same way twice.
+        let voters = self.voters();
+        if let Some(rank) = election::rank(self.id, voters.iter()) {
+            let ticks = self.options.election_ticks + 2 * rank;
+            self.raft.raft.set_randomized_election_timeout(ticks);
+        }
+        if self.may_campaign() {
+            self.raft.tick();
+        }
+        self.reads.expire(now);
+        let patience = self.options.tick * SNAPSHOT_PATIENCE;
+        let late = self.snapshots.iter().filter(|(_, sent)| now - **sent > patience);
+        for id in late.map(|(&id, _)| id).collect::<Vec<_>>() {
+            self.snapshot_sent(id, false);
+        }
+    }
+
+    /// A lone voter leads the moment it wins its own vote, and Raft insists that
+    /// its log is durable by then.
+    fn may_campaign(&self) -> bool {
+        let log = &self.raft.raft.raft_log;
+        self.leads() || !self.raft.raft.prs().is_singleton() || log.persisted == log.last_index()
+    }
+
+    /// A lone voter has nobody to wait for.
+    fn lone_voter_leads(&mut self) {
+        let raft = &self.raft.raft;
+        let alone = raft.promotable() && raft.prs().is_singleton();
+        if alone && !self.leads() && self.may_campaign() && self.applied == raft.raft_log.committed
+        {
+            self.campaign();
+        }
+    }
+
+    fn campaign(&mut self) {
+        if let Err(error) = self.raft.campaign() {
+            tracing::debug!(%error, "no election");
+        }
+    }
+
+    fn leader_died(&mut self, id: u64) {
+        if self.leads() || ![0, id].contains(&self.raft.raft.leader_id) {
+            return;
+        }
+        let (now, tick) = (Instant::now(), self.options.tick);
+        let until = now + tick * u32::try_from(self.options.election_ticks).unwrap_or(u32::MAX);
+        if self.raft.raft.leader_id == id {
+            let term = self.raft.raft.term;
+            self.raft.raft.become_follower(term, 0);
+        }
+        self.turns = Turns::new(self.id, id, &self.voters(), now, tick, until);
+    }
+
+    fn take_turn(&mut self, now: Instant) {
+        let Some(mut turns) = self.turns else { return };
+        let led = self.leader().is_some();
+        // A candidate has voted in its term already: let it finish.
+        let asking = self.raft.raft.state == StateRole::Candidate;
+        if !led && turns.take(now) && !asking && self.may_campaign() {
+            self.campaign();
+        }
+        self.turns = (!led && !turns.over(now)).then_some(turns);
+    }
+
+    fn unreachable(&mut self, id: u64) {
+        self.raft.report_unreachable(id);
+        if self.snapshots.contains_key(&id) {
+            self.snapshot_sent(id, false);
+        }
+    }
+
+    fn snapshot_sent(&mut self, to: u64, delivered: bool) {
+        self.snapshots.remove(&to);
+        let status = if delivered { SnapshotStatus::Finish } else { SnapshotStatus::Failure };
+        self.raft.report_snapshot(to, status);
+    }
+
+    fn begin_read(&mut self) {
+        if self.reads.is_idle() {
+            return;
+        }
+        if !self.leads() {
+            self.reads.fail(self.leader());
+        } else if self.raft.raft.commit_to_current_term() {
+            // Earlier, Raft would drop the request without a word.
+            if let Some(context) = self.reads.begin() {
+                self.raft.read_index(context.to_vec());
+            }
+        }
+    }
+
+    /// Hands a message to the caller's link; a full link loses it.
+    pub(super) fn send(&mut self, message: &Message) {
+        let (to, snapshot) = (message.to, message.get_msg_type() == MessageType::MsgSnapshot);
+        let sent = message.write_to_bytes().is_ok_and(|bytes| {
+            self.outbound.try_send(Outbound { to, bytes: bytes.into(), snapshot }).is_ok()
+        });
+        if sent && snapshot {
+            self.snapshots.insert(to, Instant::now());
+        }
+        if !sent {
+            self.unsent.push((to, snapshot));
+        }
+    }
+
+    /// Tells Raft what could not be sent.
+    pub(super) fn report_unsent(&mut self) {
+        for (to, snapshot) in std::mem::take(&mut self.unsent) {
+            self.raft.report_unreachable(to);
+            if snapshot {
+                self.snapshot_sent(to, false);
+            }
+        }
+    }
+
+    /// Answers everything that needed this member's leadership when it ended.
+    pub(super) fn notice_leadership(&mut self) {
+        let now = (self.leads(), self.raft.raft.term);
+        if self.leading == now {
+            return;
+        }
+        if self.leading.0 {
+            for (_, reply) in self.proposals.drain() {
+                // A caller that went away needs no answer.
+                let _ = reply.send(Err(ProposeError::Unknown));
+            }
+            if let Some(change) = self.change.take() {
+                change.answer(Err(ChangeError::Unknown));
+            }
+            self.reads.fail(self.leader());
+            self.snapshots.clear();
+        }
+        if now.0 != self.leading.0 {
+            let term = now.1;
+            tracing::info!(member = self.id, term, leads = now.0, "leadership of the group");
+        }
+        self.leading = now;
+    }
+
+    pub(super) fn leads(&self) -> bool {
+        self.raft.raft.state == StateRole::Leader
+    }
+
+    /// Whether a member was heard of within an election timeout.
+    pub(super) fn recently_heard(&self, id: u64) -> bool {
+        let ticks = u32::try_from(self.options.election_ticks).unwrap_or(u32::MAX);
+        self.contact.get(&id).is_some_and(|at| at.elapsed() < self.options.tick * ticks)
+    }
+
+    pub(super) fn leader(&self) -> Option<u64> {
+        Some(self.raft.raft.leader_id).filter(|&id| id != 0)
+    }
+
+    pub(super) fn voters(&self) -> Vec<u64> {
+        let mut ids = self.raft.raft.prs().conf().to_conf_state().voters;
+        ids.sort_unstable();
+        ids
+    }
+
+    fn role(&self, voters: &[u64], learners: &[u64]) -> Role {
+        match self.raft.raft.state {
+            StateRole::Leader => Role::Leader,
+            StateRole::Candidate | StateRole::PreCandidate => Role::Candidate,
+            StateRole::Follower if voters.contains(&self.id) => Role::Follower,
+            StateRole::Follower if learners.contains(&self.id) => Role::Learner,
+            StateRole::Follower => Role::Outsider,
+        }
+    }
+
+    fn publish(&mut self) {
+        let voters = self.voters();
+        let mut learners = self.raft.raft.prs().conf().to_conf_state().learners;
+        learners.sort_unstable();
+        self.contact.retain(|id, _| voters.contains(id) || learners.contains(id));
+        let status = Status {
+            id: self.id,
+            role: self.role(&voters, &learners),
+            leader: self.leader(),
+            term: self.raft.raft.term,
+            voters,
+            learners,
+            applied: self.applied,
+            committed: self.raft.raft.raft_log.committed,
+            last_contact: self.contact.clone(),
+            failure: None,
+        };
+        self.status.send_if_modified(|old| {
+            old.last_contact.clone_from(&status.last_contact);
+            let changed = *old != status;
+            *old = status;
+            changed
+        });
+    }
+}
