@@ -1,0 +1,65 @@
+# From a clone to a trained model: `make train`. Everything that is fetched or
+# built stays within the clone unless one of these names another place.
+
+# What `make setup` fetches.
+DEPS ?= .deps
+# The Python environment that tests compare against.
+VENV ?= .venv
+# Texts to train on; a comma or a space between them is not possible in a name.
+TEXT ?=
+# The tokens made of them.
+DATA ?= outputs/shakespeare/data
+# Nodes of `make train`, and further arguments for `elastic run`.
+NODES ?= 4
+RUN ?=
+
+deps := $(abspath $(DEPS))
+export DEPS VENV TEXT
+export LIBTORCH ?= $(deps)/libtorch/torch
+export CARGO_TARGET_DIR ?= $(CURDIR)/target
+export ELASTIC_TEST_PYTHON ?= $(abspath $(VENV))/bin/python
+
+elastic := $(CARGO_TARGET_DIR)/release/elastic
+texts = $(or $(TEXT),$(sort $(wildcard $(deps)/shakespeare/*.txt)))
+
+.PHONY: help setup build train data test venv lint clean
+
+help:
+	@echo "make train   fetch libtorch and a text, build, train with $(NODES) nodes on this machine"
+	@echo "make setup   fetch libtorch and a text into $(DEPS), once (LIBTORCH, TEXT: bring your own)"
+	@echo "make build   build elastic and elastic-worker"
+	@echo "make test    run all tests (makes the PyTorch environment first, 4.7 GB)"
+	@echo "make venv    make the PyTorch environment in $(VENV)"
+	@echo "make lint    formatting, clippy, documentation, licences"
+	@echo "make clean   remove what was built; what was fetched stays"
+
+setup:
+	@scripts/setup.sh
+
+build: setup
+	cargo build --release
+
+data: build
+	$(elastic) data prepare $(texts) --out $(DATA)
+
+train: data
+	$(elastic) run --standalone $(NODES) --min-nodes 1 examples/shakespeare.toml \
+		--training.dataset_path=$(DATA) $(RUN)
+
+# Tests start the programs, so these are built first.
+test: setup venv
+	cargo build --release
+	cargo test --release --workspace
+
+venv:
+	@scripts/venv.sh
+
+lint: setup
+	cargo fmt --all --check
+	cargo clippy --release --workspace --all-targets -- --deny warnings
+	RUSTDOCFLAGS="--deny warnings" cargo doc --release --workspace --no-deps
+	@if cargo deny --version >/dev/null 2>&1; then cargo deny check bans licenses sources; \
+	else echo "lint: cargo-deny is not installed, licences are not checked"; fi
+
+clean:
+	cargo clean
