@@ -2,3 +2,5 @@
 
 #[cfg(feature = "collective")]
 pub mod collective;
+#[cfg(feature = "control")]
+pub mod control;
