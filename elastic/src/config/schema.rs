@@ -147,8 +147,7 @@ schema! {
         dataset_path: String = "./data".into(), NonEmpty, Node;
         /// Sequences of one micro-batch, the unit that is never split (DATA-2).
         local_batch_size: u32 = 8, Integers(1, 1 << 20), Identity;
-        /// Sequences of a step, whatever the number of nodes (DATA-2); -1:
-        /// local_batch_size × the data-parallel degree at the founding.
+        /// Sequences of a step (DATA-2); -1: local × founding data-parallel degree.
         global_batch_size: i64 = -1, AutoOr(1, 1 << 31), Identity;
         /// Tokens of a sequence.
         seq_len: u32 = 2048, Integers(1, 1 << 24), Identity;
