@@ -41,12 +41,6 @@ impl LossChain {
         self.0
     }
 
-    /// The chain of some bytes.
-    #[must_use]
-    pub fn from_bytes(bytes: [u8; 32]) -> Self {
-        Self(bytes)
-    }
-
     /// Reads what [`fmt::Display`] wrote.
     ///
     /// # Errors
@@ -96,7 +90,7 @@ pub fn state_sha256(
 }
 
 /// Adds f32 values to a hash as little-endian bytes.
-pub fn update_f32(hash: &mut Sha256, values: &[f32]) {
+fn update_f32(hash: &mut Sha256, values: &[f32]) {
     let mut bytes = [0; 4096];
     for part in values.chunks(bytes.len() / 4) {
         for (to, value) in bytes.chunks_exact_mut(4).zip(part) {

@@ -12,14 +12,14 @@
 //! more). Shard cuts lie on block boundaries, so a shard of a parameter is a box
 //! along its first dimension, as checkpoints need it (CKPT-2).
 
-use std::ops::{Deref, DerefMut, Range};
+use std::ops::Range;
+
+pub use crate::aligned::AlignedBuffer;
+use crate::aligned::LINE;
 
 /// Elements that a block aims for: 16 KiB of f32, which leaves fine enough cuts
 /// for a model of a million parameters and 10⁸ blocks for one of 4·10¹¹.
 pub const BLOCK_ELEMENTS: usize = 4096;
-
-/// f32 elements in 64 bytes.
-const LINE: usize = 16;
 
 /// A named parameter: what a model declares.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -279,51 +279,6 @@ impl Layout {
     }
 }
 
-/// f32 values that start at a 64-byte boundary, zero at first.
-///
-/// The memory never moves while the buffer lives, not even when the buffer
-/// itself is moved, so that tensors may view it.
-#[derive(Debug)]
-pub struct AlignedBuffer {
-    // Longer by up to a line than the buffer, which starts at `start`: alignment
-    // without an allocator of our own.
-    memory: Vec<f32>,
-    start: usize,
-    length: usize,
-}
-
-impl AlignedBuffer {
-    /// `length` zeros.
-    #[must_use]
-    pub fn zeroed(length: usize) -> Self {
-        let memory = vec![0f32; length + LINE];
-        let start = memory.as_ptr().align_offset(LINE * size_of::<f32>());
-        assert!(start <= LINE, "an f32 reaches a 64-byte boundary within a line");
-        Self { memory, start, length }
-    }
-}
-
-impl Deref for AlignedBuffer {
-    type Target = [f32];
-    fn deref(&self) -> &[f32] {
-        &self.memory[self.start..self.start + self.length]
-    }
-}
-
-impl DerefMut for AlignedBuffer {
-    fn deref_mut(&mut self) -> &mut [f32] {
-        &mut self.memory[self.start..self.start + self.length]
-    }
-}
-
-impl Clone for AlignedBuffer {
-    fn clone(&self) -> Self {
-        let mut copy = Self::zeroed(self.length);
-        copy.copy_from_slice(self);
-        copy
-    }
-}
-
 fn intersection(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
     let start = a.start.max(b.start);
     start..a.end.min(b.end).max(start)
@@ -430,16 +385,5 @@ mod tests {
         assert!(matches!(huge, Err(Error::TooLarge { .. })));
         let many = Layout::new([declare("w", &[usize::MAX / 8])]);
         assert!(matches!(many, Err(Error::TooLarge { .. })), "blocks are counted in 32 bits");
-    }
-
-    #[test]
-    fn buffers_are_aligned_wherever_they_land() {
-        for length in 0..70 {
-            let mut buffer = AlignedBuffer::zeroed(length);
-            assert_eq!((buffer.len(), buffer.as_ptr() as usize % 64), (length, 0));
-            buffer.fill(1.5);
-            let copy = buffer.clone();
-            assert_eq!((&*copy, copy.as_ptr() as usize % 64), (&*buffer, 0));
-        }
     }
 }

@@ -6,6 +6,7 @@
 //!
 //! Nothing here knows actors, QUIC or Raft; `tch` types stay inside.
 
+mod aligned;
 mod ballot;
 pub mod config;
 pub mod data;

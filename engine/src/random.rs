@@ -34,15 +34,6 @@ impl Stream {
         Self::keyed(&[b"elastic initial", &seed.to_le_bytes(), name.as_bytes()])
     }
 
-    /// What happens in a micro-batch of a step in one layer for one use, say a
-    /// dropout mask. Label: `elastic step`, then seed, step, micro-batch and
-    /// layer (u64 each, little-endian), then the use.
-    #[must_use]
-    pub fn step(seed: u64, step: u64, micro_batch: u32, layer: u32, for_use: &str) -> Self {
-        let numbers = [seed, step, micro_batch.into(), layer.into()].map(u64::to_le_bytes);
-        Self::keyed(&[b"elastic step", numbers.as_flattened(), for_use.as_bytes()])
-    }
-
     /// The draws of one generation of text. Label: `elastic generate`, the seed.
     #[must_use]
     pub fn generate(seed: u64) -> Self {
@@ -334,11 +325,6 @@ mod tests {
             Stream::parameter(1, "a"),
             Stream::parameter(2, "a"),
             Stream::parameter(1, "b"),
-            Stream::step(1, 0, 0, 0, "dropout"),
-            Stream::step(1, 1, 0, 0, "dropout"),
-            Stream::step(1, 0, 1, 0, "dropout"),
-            Stream::step(1, 0, 0, 1, "dropout"),
-            Stream::step(1, 0, 0, 0, "other"),
             Stream::generate(1),
         ];
         for (i, a) in streams.iter().enumerate() {
