@@ -73,6 +73,8 @@ pub enum Command {
         step: Step,
         /// Its stage folder's name.
         stage: String,
+        /// Digests of its files, opaque here.
+        files: Vec<u8>,
         /// How long the slowest rank's training was held up, in microseconds.
         stall_micros: u64,
         /// When.

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Generation, JobId, NodeId, Step, StoreId, WorkerId,
+    Generation, NodeId, Step, StoreId, WorkerId,
     plan::{Plan, Seal},
     report::{FinalReport, NodeReport, Progress, ResumeTiming, Sealed, ShardSaved},
     spec::JobSpec,
@@ -27,15 +27,8 @@ pub enum AgentMessage {
         /// The beat's own time.
         sent_micros: u64,
     },
-}
-
-/// What a joining node says of itself.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct JoinRequest {
-    /// Its configuration as JSON, to be compared with the job's.
-    pub config: String,
-    /// Digest of the keys that define the trajectory.
-    pub config_digest: [u8; 32],
+    /// To the leader: a node is to leave.
+    Drain(NodeId),
 }
 
 /// What a joining node is told.
@@ -52,8 +45,11 @@ pub struct Welcome {
 pub enum ToWorker {
     /// The first message: everything that it needs to build its model.
     Start {
-        /// The job.
+        /// The job; its micro-batches are those frozen by the first plan, if there
+        /// was one.
         spec: Box<JobSpec>,
+        /// The configuration as JSON, this node's own keys included.
+        config: String,
         /// Its node.
         node: NodeId,
         /// Its identity.
@@ -83,12 +79,6 @@ pub enum ToWorker {
     Seal {
         /// The choice.
         seal: Box<Seal>,
-    },
-    /// Its durable shard of this step is part of a committed checkpoint, or of
-    /// one that never will be.
-    Forget {
-        /// Up to this step.
-        step: Step,
     },
     /// The job is over: end.
     End,
@@ -141,10 +131,4 @@ pub enum FromWorker {
     Finished(FinalReport),
     /// An error that another try would meet again.
     Fatal(String),
-}
-
-/// Names a job in messages for people.
-#[must_use]
-pub fn short(job: JobId) -> String {
-    job.to_string().chars().take(8).collect()
 }

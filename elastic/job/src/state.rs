@@ -86,6 +86,8 @@ pub struct CheckpointRecord {
     pub generation: Generation,
     /// Its stage folder's name before it was published.
     pub stage: String,
+    /// Digests of its files, opaque here.
+    pub files: Vec<u8>,
 }
 
 /// A link of the official history (GN-5).
@@ -238,14 +240,14 @@ impl JobState {
                 self.committed = self.committed.max(step);
                 vec![Event::Resumed { era: self.era, generation, step, timing, at }]
             }
-            Command::CommitCheckpoint { era, generation, step, stage, stall_micros, at } => {
+            Command::CommitCheckpoint { era, generation, step, stage, files, stall_micros, at } => {
                 if !self.is_official(era, generation, step) || self.checkpoints.contains_key(&step)
                 {
                     return Vec::new();
                 }
                 self.committed = self.committed.max(step);
                 self.incidents.stall(at, stall_micros);
-                let record = CheckpointRecord { era, generation, stage: stage.clone() };
+                let record = CheckpointRecord { era, generation, stage: stage.clone(), files };
                 self.checkpoints.insert(step, record);
                 vec![Event::CheckpointCommitted { step, stage, at }]
             }
@@ -436,11 +438,12 @@ impl JobState {
 }
 
 impl StateMachine for JobState {
-    type Command = Command;
+    /// Commands that were decided together become facts together.
+    type Command = Vec<Command>;
     type Event = Event;
 
-    fn apply(&mut self, command: Command) -> Vec<Event> {
-        Self::apply(self, command)
+    fn apply(&mut self, commands: Vec<Command>) -> Vec<Event> {
+        commands.into_iter().flat_map(|command| Self::apply(self, command)).collect()
     }
 
     fn snapshot(&self) -> Vec<u8> {

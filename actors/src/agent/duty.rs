@@ -1,0 +1,324 @@
+//! What a leading agent does: answer beats behind a quorum round, propose what
+//! the planner decides, and carry out its effects off the actor's turn.
+
+use std::{path::PathBuf, sync::Arc};
+
+use bytes::Bytes;
+use job::{
+    NodeId, Step, StoreId, codec,
+    command::{Command, Event},
+    message::AgentMessage,
+    planner::{self, Effect},
+    report::NodeReport,
+    state::Standing,
+    voters,
+};
+use ractor::ActorRef;
+use transport::control::Lane;
+
+use super::{
+    Notice, checkpoints,
+    leadership::{self, PendingBeat},
+    node_agent::{Message, State},
+};
+use crate::clock;
+
+/// Something that was done outside the actor's turn.
+pub(super) enum Done {
+    /// A quorum round ended.
+    Quorum { beats: Vec<PendingBeat>, passed: bool },
+    /// A proposal ended, one way or the other.
+    Proposed,
+    /// A membership change ended, one way or the other.
+    Changed,
+    /// A checkpoint's index is durable, or could not be written.
+    Assembled { step: Step, result: Result<Command, String> },
+    /// A committed checkpoint was read through.
+    Verified { step: Step, result: Result<(), String> },
+    /// A checkpoint folder job that only has to be reported.
+    Kept(Result<(), String>),
+}
+
+impl State {
+    /// Takes a beat, when leading.
+    pub(super) fn hear_beat(
+        &mut self,
+        myself: &ActorRef<Message>,
+        from: Option<StoreId>,
+        sent_micros: u64,
+        report: NodeReport,
+    ) {
+        let known = self.job().nodes.get(&report.node);
+        let fenced = known.is_some_and(|node| {
+            node.boot == report.boot && matches!(node.standing, Standing::Gone(_))
+        });
+        let Some(leadership) = &mut self.leadership else { return };
+        // A fenced process start gets no lease; it learns of its end from the log.
+        if fenced {
+            return;
+        }
+        leadership.hear(report);
+        leadership.waiting.push(PendingBeat { from, sent_micros });
+        self.quorum_round(myself);
+        self.decide(myself);
+    }
+
+    /// LS-1: beats are answered after a round of a quorum that began after they
+    /// arrived; one round serves all that wait.
+    fn quorum_round(&mut self, myself: &ActorRef<Message>) {
+        let Some(leadership) = &mut self.leadership else { return };
+        if leadership.reading || leadership.waiting.is_empty() {
+            return;
+        }
+        leadership.reading = true;
+        let beats = std::mem::take(&mut leadership.waiting);
+        let (group, mailbox) = (self.group.clone(), myself.clone());
+        tokio::spawn(async move {
+            let passed = group.read_barrier().await.is_ok();
+            let _ = mailbox.send_message(Message::Done(Done::Quorum { beats, passed }));
+        });
+    }
+
+    /// Asks the planner and proposes what it says. One proposal at a time: its
+    /// outcome is part of the next decision's input.
+    pub(super) fn decide(&mut self, myself: &ActorRef<Message>) {
+        if self.is_ending() {
+            return;
+        }
+        let job = Arc::clone(&self.job);
+        let Some(leadership) = &mut self.leadership else { return };
+        if leadership.proposing {
+            return;
+        }
+        let late = leadership.view.late;
+        leadership.refresh(&job.state, late);
+        let limits = leadership::limits(&self.options.timeouts);
+        let entropy = entropy();
+        let decision = planner::decide(&job.state, &leadership.view, &limits, entropy);
+        if !decision.commands.is_empty() {
+            leadership.proposing = true;
+            let (group, mailbox) = (self.group.clone(), myself.clone());
+            tokio::spawn(async move {
+                if let Err(error) = group.propose(decision.commands).await {
+                    tracing::info!(%error, "a proposal did not pass");
+                }
+                let _ = mailbox.send_message(Message::Done(Done::Proposed));
+            });
+        }
+        for effect in decision.effects {
+            self.perform(myself, effect);
+        }
+        if decision.waiting != self.waiting {
+            if let Some(waiting) = &decision.waiting {
+                self.notice(Notice::Waiting(waiting.clone()));
+            }
+            self.waiting = decision.waiting;
+        }
+    }
+
+    fn perform(&mut self, myself: &ActorRef<Message>, effect: Effect) {
+        let step = match &effect {
+            Effect::Assemble { step, .. } | Effect::Verify(step) => *step,
+        };
+        let Some(leadership) = &mut self.leadership else { return };
+        if !leadership.working_on.insert(step) {
+            return;
+        }
+        let folder = Arc::clone(&self.checkpoints);
+        match effect {
+            Effect::Assemble { era, generation, step, shards } => {
+                self.offload(myself, move || Done::Assembled {
+                    step,
+                    result: checkpoints::assemble(&folder, era, generation, step, &shards),
+                });
+            }
+            Effect::Verify(step) => {
+                let record = self.job().checkpoints.get(&step).cloned();
+                self.offload(myself, move || Done::Verified {
+                    step,
+                    result: match record {
+                        Some(record) => checkpoints::verify(&folder, step, &record),
+                        None => Err("the group has no record of it".into()),
+                    },
+                });
+            }
+        }
+    }
+
+    fn offload(&self, myself: &ActorRef<Message>, work: impl FnOnce() -> Done + Send + 'static) {
+        let mailbox = myself.clone();
+        tokio::task::spawn_blocking(move || {
+            let _ = mailbox.send_message(Message::Done(work()));
+        });
+    }
+
+    pub(super) fn done(&mut self, myself: &ActorRef<Message>, done: Done) {
+        match done {
+            Done::Quorum { beats, passed } => {
+                if let Some(leadership) = &mut self.leadership {
+                    leadership.reading = false;
+                }
+                if passed {
+                    self.answer(&beats);
+                }
+                self.quorum_round(myself);
+            }
+            Done::Proposed => {
+                if let Some(leadership) = &mut self.leadership {
+                    leadership.proposing = false;
+                }
+                self.job = self.group.state().borrow().clone();
+                self.decide(myself);
+            }
+            Done::Changed => {
+                if let Some(leadership) = &mut self.leadership {
+                    leadership.changing = false;
+                }
+            }
+            Done::Assembled { step, result } => {
+                match result {
+                    Ok(command) => self.propose(myself, command),
+                    Err(why) => self.notice(Notice::Warning(format!(
+                        "checkpoint of step {step} was not completed: {why}"
+                    ))),
+                }
+            }
+            Done::Verified { step, result } => {
+                if let Err(why) = &result {
+                    let line = format!("checkpoint of step {step} is damaged: {why}");
+                    self.notice(Notice::Warning(line));
+                }
+                if let Some(leadership) = &mut self.leadership {
+                    leadership.working_on.remove(&step);
+                    leadership.view.verified.insert(step, result);
+                }
+                self.decide(myself);
+            }
+            Done::Kept(result) => {
+                if let Err(why) = result {
+                    self.notice(Notice::Warning(why));
+                }
+            }
+        }
+    }
+
+    fn answer(&mut self, beats: &[PendingBeat]) {
+        for beat in beats {
+            match beat.from {
+                None => self.renew_lease(beat.sent_micros),
+                Some(peer) => {
+                    let answer = AgentMessage::Answer { sent_micros: beat.sent_micros };
+                    let bytes = Bytes::from(codec::encode(&answer));
+                    let _ = self.control.send(peer, Lane::Control, bytes);
+                }
+            }
+        }
+    }
+
+    fn propose(&self, _: &ActorRef<Message>, command: Command) {
+        let group = self.group.clone();
+        tokio::spawn(async move {
+            if let Err(error) = group.propose(vec![command]).await {
+                tracing::info!(%error, "a proposal did not pass");
+            }
+        });
+    }
+
+    /// Passes a wish for a node's leave on to whoever leads.
+    pub(super) fn drain(&mut self, myself: &ActorRef<Message>, node: &NodeId) {
+        if self.leads() {
+            if let Some(known) = self.job().nodes.get(node) {
+                let incarnation = known.incarnation;
+                let node = node.clone();
+                let at = clock::timestamp();
+                self.propose(myself, Command::Leave { node, incarnation, at });
+            }
+            return;
+        }
+        let leader = self.group.status().borrow().leader;
+        let bytes = Bytes::from(codec::encode(&AgentMessage::Drain(node.clone())));
+        for peer in self.linked.values() {
+            if Some(peer.store.raft_id()) == leader {
+                let _ = self.control.send(peer.store, Lane::Control, bytes.clone());
+            }
+        }
+    }
+
+    /// A new leader finishes what the old one may have left half done.
+    pub(super) fn take_over(&mut self, myself: &ActorRef<Message>) {
+        let folder = Arc::clone(&self.checkpoints);
+        let records = self.job().checkpoints.clone();
+        self.offload(myself, move || Done::Kept(checkpoints::roll_forward(&folder, &records)));
+    }
+
+    /// What a fact asks of a leader's disk.
+    pub(super) fn duty_after(&mut self, myself: &ActorRef<Message>, event: &Event) {
+        if !self.leads() {
+            return;
+        }
+        let folder = Arc::clone(&self.checkpoints);
+        match event {
+            Event::CheckpointCommitted { step, .. } => {
+                let step = *step;
+                if let Some(leadership) = &mut self.leadership {
+                    leadership.working_on.remove(&step);
+                }
+                if let Some(record) = self.job().checkpoints.get(&step).cloned() {
+                    self.offload(myself, move || {
+                        Done::Kept(checkpoints::publish(&folder, step, &record).map(|_: PathBuf| ()))
+                    });
+                }
+            }
+            Event::CheckpointRetired { .. } => {
+                let keep = self.job().spec.keep_latest_k;
+                self.offload(myself, move || Done::Kept(checkpoints::retire(&folder, keep)));
+            }
+            Event::JobFinished { report, .. } => {
+                let step = report.step;
+                self.offload(myself, move || Done::Kept(checkpoints::finish(&folder, step)));
+            }
+            _ => {}
+        }
+    }
+
+    /// One step of the control group's membership towards the live nodes (CG).
+    pub(super) fn group_membership(&mut self, myself: &ActorRef<Message>) {
+        let job = Arc::clone(&self.job);
+        let Some(leadership) = &mut self.leadership else { return };
+        if leadership.changing {
+            return;
+        }
+        let status = self.group.status().borrow().clone();
+        let live = leadership.live(&job.state);
+        let members = status.voters.iter().chain(&status.learners).copied();
+        let gone: Vec<u64> = members
+            .filter(|id| job.state.node_of_raft(*id).is_none_or(|(_, node)| !node.is_live()))
+            .collect();
+        let view = voters::View {
+            voters: &status.voters,
+            learners: &status.learners,
+            live: &live,
+            gone: &gone,
+            leader: status.id,
+        };
+        let Some((change, reason)) = voters::next_change(&view) else { return };
+        tracing::debug!(?change, ?reason, "changing the control group");
+        leadership.changing = true;
+        let (group, mailbox) = (self.group.clone(), myself.clone());
+        tokio::spawn(async move {
+            if let Err(error) = group.change(change).await {
+                tracing::debug!(%error, "membership change did not pass");
+            }
+            let _ = mailbox.send_message(Message::Done(Done::Changed));
+        });
+    }
+}
+
+/// A fresh secret from the operating system.
+fn entropy() -> [u8; 32] {
+    let (a, b) = (uuid::Uuid::new_v4(), uuid::Uuid::new_v4());
+    let mut key = [0; 32];
+    key[..16].copy_from_slice(a.as_bytes());
+    key[16..].copy_from_slice(b.as_bytes());
+    key
+}

@@ -1,0 +1,314 @@
+//! How a process start gets into a control group: by its store, by founding, or
+//! by joining.
+
+use std::{
+    fs, io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use dcp::folder::Genesis;
+use job::{
+    Era, JobId, StoreId, codec,
+    command::Event,
+    message::Welcome,
+    replicated::StateMachine,
+    state::{CheckpointRecord, JobState},
+};
+use tokio::sync::{broadcast, mpsc};
+use transport::control::{
+    Authority, Control, Identity, JoinAsk, JoinError, JoinGate, JoinToken, Lane, LinkEvents,
+    Options as ControlOptions,
+};
+
+use super::{Error, Notice, Options, checkpoints::{self, Claim}};
+use crate::{
+    clock,
+    control_group::{
+        Applied, ControlGroup, Founding, Handle as Group, Options as GroupOptions, Outbound, Store,
+    },
+};
+
+/// A process start that is a member of a control group.
+pub(super) struct Entered {
+    pub(super) store: StoreId,
+    pub(super) boot: u64,
+    pub(super) address: SocketAddr,
+    pub(super) control: Control,
+    pub(super) links: LinkEvents,
+    pub(super) group: Group<JobState>,
+    pub(super) applied: broadcast::Receiver<Arc<Applied<Event>>>,
+    pub(super) folder: PathBuf,
+    pub(super) checkpoints: Arc<dcp::Folder>,
+}
+
+const IDENTITY: &str = "identity.pem";
+const ADDRESS: &str = "address";
+
+pub(super) async fn enter(
+    options: &Options,
+    notices: &mpsc::Sender<Notice>,
+) -> Result<Entered, Error> {
+    let folder = options.dump_folder.join("nodes").join(options.node.as_str());
+    fs::create_dir_all(&folder).map_err(file("cannot create", &folder))?;
+    let checkpoints = dcp::Folder::open(&options.checkpoint_folder)
+        .map(Arc::new)
+        .map_err(|error| Error::Checkpoints(error.to_string()))?;
+    let store = Store::open(&folder).map_err(|error| Error::Group(error.into()))?;
+    let id = store.id();
+    let identity_path = folder.join(IDENTITY);
+    let known = match identity_path.exists() && store.founding().is_some() {
+        true => Some(Identity::load(&identity_path).map_err(control)?),
+        false => None,
+    };
+    let listen = listen_address(options, &folder);
+    let control_options =
+        ControlOptions { advertise: options.advertise, ..ControlOptions::default() };
+    let is_member = known.is_some();
+    let (endpoint, links) = Control::bind(listen, known, control_options).map_err(control)?;
+    let bound = endpoint.local_addr().map_err(|error| Error::Control(error.to_string()))?;
+    fs::write(folder.join(ADDRESS), bound.to_string())
+        .map_err(file("cannot write", &folder.join(ADDRESS)))?;
+    let address = options.advertise.unwrap_or_else(|| reachable(bound));
+
+    let mut founded = false;
+    let founding = if is_member {
+        None
+    } else {
+        let (identity, founding) = if options.founds {
+            founded = true;
+            found(options, id, &checkpoints)?
+        } else {
+            join(options, id, &endpoint).await?
+        };
+        identity.save(&identity_path).map_err(control)?;
+        endpoint.set_identity(identity).map_err(control)?;
+        Some(founding)
+    };
+
+    let (outbound, outbox) = mpsc::channel(OUTBOUND);
+    let timeouts = &options.timeouts;
+    let group_options = GroupOptions {
+        tick: timeouts.tick,
+        election_ticks: timeouts.election_ticks.0 as usize,
+        read_deadline: timeouts.lease,
+        ..GroupOptions::default()
+    };
+    let (group, applied) = ControlGroup::start(group_options, store, founding, outbound)?;
+    tokio::spawn(carry(outbox, endpoint.clone(), group.clone()));
+
+    let state = group.state().borrow().clone();
+    check_configuration(options, &state.state)?;
+    let authority = Authority::from_pem(&state.state.spec.authority).map_err(control)?;
+    let token: JoinToken = state.state.spec.join_secret.parse().map_err(control)?;
+    let pinned = token.pinned(authority.fingerprint()).to_string();
+    let (asks, questions) = mpsc::channel(JOINERS);
+    endpoint.set_gate(Some(JoinGate { token, authority: Arc::new(authority), asks }));
+    tokio::spawn(welcome(questions, group.clone()));
+
+    let shared = Arc::new(state.state.clone());
+    let _ = notices.try_send(match founded || options.join.is_empty() {
+        true => Notice::Founded { address, token: pinned, state: shared },
+        false => Notice::Joined { state: shared },
+    });
+    Ok(Entered {
+        store: id,
+        boot: endpoint.boot(),
+        address,
+        control: endpoint,
+        links,
+        group,
+        applied,
+        folder,
+        checkpoints,
+    })
+}
+
+/// Raft messages on their way to the links; beyond it Raft sends again.
+const OUTBOUND: usize = 1024;
+/// Joiners that may wait for an answer.
+const JOINERS: usize = 16;
+
+/// The port of the last start, if it is this node's own choice: the others know it.
+fn listen_address(options: &Options, folder: &Path) -> SocketAddr {
+    if options.listen.port() != 0 {
+        return options.listen;
+    }
+    let last = fs::read_to_string(folder.join(ADDRESS)).ok();
+    let last = last.and_then(|text| text.trim().parse::<SocketAddr>().ok());
+    let free = |address: &SocketAddr| {
+        std::net::UdpSocket::bind(address).is_ok() && std::net::TcpListener::bind(address).is_ok()
+    };
+    last.map(|last| SocketAddr::new(options.listen.ip(), last.port()))
+        .filter(free)
+        .unwrap_or(options.listen)
+}
+
+/// An address that others can dial, for a wildcard.
+fn reachable(bound: SocketAddr) -> SocketAddr {
+    if !bound.ip().is_unspecified() {
+        return bound;
+    }
+    // No packet is sent: connecting a datagram socket asks for a route.
+    let route = std::net::UdpSocket::bind("0.0.0.0:0").and_then(|socket| {
+        socket.connect("198.51.100.1:9")?;
+        socket.local_addr()
+    });
+    let ip = route.map_or(std::net::Ipv4Addr::LOCALHOST.into(), |address| address.ip());
+    SocketAddr::new(ip, bound.port())
+}
+
+fn found(
+    options: &Options,
+    store: StoreId,
+    folder: &dcp::Folder,
+) -> Result<(Identity, Founding), Error> {
+    let fresh = JobId(uuid::Uuid::new_v4());
+    let genesis = Genesis {
+        job: fresh.to_string(),
+        config_digest: options.proposal.config_digest.iter().map(|b| format!("{b:02x}")).collect(),
+        seed: 0,
+        ca_pin: String::new(),
+    };
+    let claim = checkpoints::claim(folder, &genesis, options.node.as_str())
+        .map_err(Error::Checkpoints)?;
+    let (job, era, commits) = match claim {
+        Claim::New => (fresh, Era(0), Vec::new()),
+        Claim::Resumes { job, era, checkpoints } => (job, era, checkpoints),
+        Claim::Foreign(owner) => {
+            return Err(Error::Refused(format!(
+                "checkpoint folder {} belongs to job {} with another configuration: choose another \
+                 folder, or start anew with --fresh",
+                folder.root().display(),
+                owner.job
+            )));
+        }
+    };
+    let authority = Authority::generate(job).map_err(control)?;
+    let token = match &options.token {
+        Some(token) => token.clone(),
+        None => JoinToken::generate(None).map_err(control)?.to_string(),
+    };
+    let _: JoinToken = token.parse().map_err(control)?;
+    let spec = options.proposal.spec(job, authority.to_pem(), token);
+    let mut state = JobState::found(spec, era, clock::timestamp());
+    for commit in commits {
+        let record = CheckpointRecord {
+            era: Era(commit.era),
+            generation: job::Generation(commit.generation),
+            stage: commit.stage,
+            files: codec::encode(&commit.files),
+        };
+        state.checkpoints.insert(job::Step(commit.step), record);
+    }
+    let identity = Identity::found(&authority, options.node.clone(), store).map_err(control)?;
+    let founding =
+        Founding { job, founder: store.raft_id(), state: StateMachine::snapshot(&state) };
+    Ok((identity, founding))
+}
+
+/// Asks the listed nodes in turn until one lets this node in.
+async fn join(
+    options: &Options,
+    store: StoreId,
+    endpoint: &Control,
+) -> Result<(Identity, Founding), Error> {
+    let token = options.token.as_deref().ok_or_else(|| {
+        Error::Refused("joining needs the join token that the founder printed: --token or ELASTIC_TOKEN".into())
+    })?;
+    let token: JoinToken = token.parse().map_err(control)?;
+    let deadline = clock::now() + options.timeouts.join * 6;
+    loop {
+        let mut last = None;
+        for address in &options.join {
+            let tried = endpoint
+                .join(*address, &token, options.node.clone(), store, Vec::new(), options.timeouts.join)
+                .await;
+            match tried {
+                Ok(joined) => {
+                    let welcome: Welcome = codec::decode(&joined.welcome).map_err(control)?;
+                    let founding: Founding = codec::decode(&welcome.founding).map_err(control)?;
+                    let state = JobState::restore(&founding.state).map_err(Error::Control)?;
+                    check_configuration(options, &state)?;
+                    return Ok((joined.identity, founding));
+                }
+                // Nobody there yet, or not now: founders start in any order.
+                Err(error @ (JoinError::Unreachable { .. } | JoinError::Busy { .. } | JoinError::Timeout { .. })) => {
+                    last = Some(error.to_string());
+                }
+                Err(error @ JoinError::Refused { .. }) if clock::now() < deadline => {
+                    last = Some(error.to_string());
+                }
+                Err(error) => return Err(Error::Refused(error.to_string())),
+            }
+        }
+        if clock::now() >= deadline {
+            let why = last.unwrap_or_else(|| "no address was given".into());
+            return Err(Error::Refused(format!("cannot join the job: {why}")));
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+/// Between two rounds of asking to join.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// Answers joiners: any member can, the founding snapshot is the same everywhere.
+async fn welcome(mut questions: mpsc::Receiver<JoinAsk>, group: Group<JobState>) {
+    while let Some(ask) = questions.recv().await {
+        let snapshot = group.state().borrow().clone();
+        let job = &snapshot.state;
+        let request = &ask.request;
+        let taken = job.nodes.get(&request.node).filter(|node| {
+            node.is_live() && node.store != request.store
+        });
+        let answer = match taken {
+            Some(node) => Err(format!(
+                "node id {} is in use by the node at {}: choose another with --node-id",
+                request.node, node.address
+            )),
+            None => {
+                let founding = codec::encode(group.founding());
+                let peers = job.live_nodes().map(|(_, n)| (n.store, n.address)).collect();
+                Ok(codec::encode(&Welcome { founding, peers }))
+            }
+        };
+        let _ = ask.reply.send(answer);
+    }
+}
+
+/// Carries Raft's messages to the links.
+async fn carry(mut outbox: mpsc::Receiver<Outbound>, control: Control, group: Group<JobState>) {
+    while let Some(message) = outbox.recv().await {
+        let peer = control.peers().into_iter().find(|peer| peer.store.raft_id() == message.to);
+        let lane = if message.snapshot { Lane::Bulk } else { Lane::Raft };
+        let sent = peer.is_some_and(|peer| control.send(peer.store, lane, message.bytes).is_ok());
+        if message.snapshot {
+            group.snapshot_sent(message.to, sent);
+        } else if !sent {
+            group.peer_unreachable(message.to);
+        }
+    }
+}
+
+/// One job, one configuration.
+fn check_configuration(options: &Options, state: &JobState) -> Result<(), Error> {
+    if state.spec.config_digest == options.proposal.config_digest {
+        return Ok(());
+    }
+    Err(Error::Refused(format!(
+        "the job of this folder or address has another configuration: {}; use the same one, another \
+         job.dump_folder, or --fresh",
+        (options.difference)(&options.proposal.config, &state.spec.config)
+    )))
+}
+
+fn control(error: impl std::fmt::Display) -> Error {
+    Error::Control(error.to_string())
+}
+
+fn file<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> Error + 'a {
+    move |error| Error::File { what, path: path.display().to_string(), error }
+}

@@ -1,0 +1,83 @@
+//! What a node records for people and machines: the committed events and the
+//! steps of its ranks as JSON lines, each with the node's own clock.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, Write},
+    path::Path,
+};
+
+use job::{NodeId, command::Event, report::Progress};
+use serde::Serialize;
+
+use crate::clock;
+
+/// The node's record files.
+#[derive(Debug)]
+pub struct Recorder {
+    node: NodeId,
+    events: File,
+    metrics: File,
+}
+
+#[derive(Serialize)]
+struct EventLine<'a> {
+    /// Place in the replicated log.
+    index: u64,
+    /// Microseconds since the Unix epoch when this node applied it.
+    seen: u64,
+    node: &'a NodeId,
+    #[serde(flatten)]
+    event: &'a Event,
+}
+
+#[derive(Serialize)]
+struct StepLine<'a> {
+    seen: u64,
+    node: &'a NodeId,
+    rank: u32,
+    #[serde(flatten)]
+    progress: &'a Progress,
+    tokens_per_s: f64,
+}
+
+impl Recorder {
+    /// Opens or continues the files `events.jsonl` and `metrics.jsonl`.
+    ///
+    /// # Errors
+    /// Names the file.
+    pub fn open(folder: &Path, node: NodeId) -> io::Result<Self> {
+        Ok(Self { node, events: open(folder, "events.jsonl")?, metrics: open(folder, "metrics.jsonl")? })
+    }
+
+    /// Records a committed event. A full disk costs the record, not the job.
+    pub fn event(&mut self, index: u64, event: &Event) {
+        let line = EventLine { index, seen: clock::timestamp().0, node: &self.node, event };
+        write(&mut self.events, &line);
+    }
+
+    /// Records a step of a rank on this node.
+    pub fn step(&mut self, rank: u32, progress: &Progress) {
+        let seconds = progress.micros.max(1) as f64 / 1e6;
+        let tokens_per_s = progress.tokens as f64 / seconds;
+        let seen = clock::timestamp().0;
+        write(&mut self.metrics, &StepLine { seen, node: &self.node, rank, progress, tokens_per_s });
+    }
+}
+
+fn open(folder: &Path, name: &str) -> io::Result<File> {
+    let path = folder.join(name);
+    OpenOptions::new().create(true).append(true).open(&path).map_err(|error| {
+        io::Error::new(error.kind(), format!("cannot open {}: {error}", path.display()))
+    })
+}
+
+fn write(file: &mut File, line: &impl Serialize) {
+    let written = serde_json::to_vec(line).map_err(io::Error::other).and_then(|mut bytes| {
+        bytes.push(b'\n');
+        file.write_all(&bytes)
+    });
+    if let Err(error) = written {
+        tracing::warn!(%error, "an event could not be recorded");
+    }
+}

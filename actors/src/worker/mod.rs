@@ -1,0 +1,140 @@
+//! A worker process: one device, one rank at most.
+//!
+//! [`run`] is the whole process. The `Rank` actor talks to the agent over the
+//! inherited socket pair and owns the `CheckpointWriter`; the device thread, a
+//! plain thread, owns the tensors and is where compute and collectives block.
+//! The runtime never does.
+
+mod checkpoint_writer;
+mod device_thread;
+mod lease;
+mod rank;
+mod steps;
+mod trainer;
+
+use std::{
+    os::{fd::FromRawFd, unix::net::UnixStream},
+    path::PathBuf,
+    process::ExitCode,
+    time::Duration,
+};
+
+use job::{NodeId, WorkerId, message::ToWorker, spec::JobSpec};
+use tokio::sync::mpsc;
+
+pub use trainer::{Applied, Snapshot, Trainer, TrainerError};
+
+/// The environment variable that tells a worker which descriptor leads to its agent.
+pub const AGENT_FD: &str = "ELASTIC_AGENT_FD";
+
+/// Exit code of a worker that ended itself because its lease was gone.
+pub const FENCED: i32 = 4;
+
+/// What a worker is started with.
+#[derive(Clone, Debug)]
+pub struct Start {
+    /// The job.
+    pub spec: JobSpec,
+    /// The configuration as JSON.
+    pub config: String,
+    /// Its node.
+    pub node: NodeId,
+    /// Its identity.
+    pub worker: WorkerId,
+    /// Its device slot.
+    pub slot: u32,
+    /// Folder of the job's outputs.
+    pub dump_folder: PathBuf,
+    /// Folder of the checkpoints.
+    pub checkpoint_folder: PathBuf,
+}
+
+/// How a worker paces itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Steps between checkpoints; 0 saves only at the end.
+    pub checkpoint_interval: u64,
+    /// Whether training goes on while a checkpoint is written.
+    pub checkpoint_async: bool,
+    /// Steps between validations; 0 validates only at the end.
+    pub validation_freq: u64,
+    /// Longest time for a step and each collective in it.
+    pub step: Duration,
+    /// Longest time for building a mesh.
+    pub connect: Duration,
+    /// How long after its lease lapsed a worker ends itself (LIVE-2).
+    pub grace: Duration,
+}
+
+/// Makes the trainer, on the device thread.
+pub trait Factory: Send + 'static {
+    /// Builds what is trained.
+    ///
+    /// # Errors
+    /// One line for the user: which setting or file is wrong and what to do.
+    fn build(self, start: &Start) -> Result<(Box<dyn Trainer>, Settings), String>;
+}
+
+/// Runs a worker until its agent ends it. The agent's end of the socket pair is
+/// the descriptor named by [`AGENT_FD`].
+#[must_use]
+pub fn run(factory: impl Factory) -> ExitCode {
+    let Some(stream) = inherited() else {
+        eprintln!("elastic-worker is started by an agent (`elastic run`): {AGENT_FD} names no open socket");
+        return ExitCode::from(2);
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("rank")
+        .enable_all()
+        .build();
+    match runtime {
+        Ok(runtime) => {
+            let code = runtime.block_on(rank::serve(stream, factory));
+            // A device thread in the middle of a block must not hold the process.
+            runtime.shutdown_background();
+            code
+        }
+        Err(error) => {
+            eprintln!("elastic-worker cannot start its runtime: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn inherited() -> Option<UnixStream> {
+    let fd: i32 = std::env::var(AGENT_FD).ok()?.parse().ok()?;
+    if fd < 3 || nix::fcntl::fcntl(borrowed(fd), nix::fcntl::FcntlArg::F_GETFD).is_err() {
+        return None;
+    }
+    // SAFETY: the agent opened this descriptor for us before exec, it is open,
+    // and nothing else in this process knows its number.
+    Some(unsafe { UnixStream::from_raw_fd(fd) })
+}
+
+fn borrowed(fd: i32) -> std::os::fd::BorrowedFd<'static> {
+    // SAFETY: used for one fcntl call that fails harmlessly when it is not open.
+    unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) }
+}
+
+/// The first message as a value.
+fn start_of(message: ToWorker) -> Option<(Start, std::net::IpAddr)> {
+    match message {
+        ToWorker::Start {
+            spec, config, node, worker, slot, dump_folder, checkpoint_folder, bind
+        } => {
+            let (dump_folder, checkpoint_folder) = (dump_folder.into(), checkpoint_folder.into());
+            let spec = *spec;
+            Some((Start { spec, config, node, worker, slot, dump_folder, checkpoint_folder }, bind))
+        }
+        _ => None,
+    }
+}
+
+/// Messages to the agent that may wait while it is busy.
+const OUT_QUEUE: usize = 256;
+
+fn out_queue() -> (mpsc::Sender<job::message::FromWorker>, mpsc::Receiver<job::message::FromWorker>)
+{
+    mpsc::channel(OUT_QUEUE)
+}
