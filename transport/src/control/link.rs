@@ -12,7 +12,7 @@ use std::{
 
 use bytes::Bytes;
 use job::StoreId;
-use quinn::{Connection, ConnectionError};
+use quinn::{ConnectError, Connection, ConnectionError};
 use tokio::{sync::OwnedSemaphorePermit, task::JoinSet, time::timeout};
 use tracing::debug;
 
@@ -80,7 +80,10 @@ pub(super) async fn dial(
     let connecting = inner
         .endpoint
         .connect_with(local.client.clone(), addr, tls::SERVER_NAME)
-        .map_err(|error| unreachable(error.to_string()))?;
+        .map_err(|error| match error {
+            ConnectError::EndpointStopping => LinkError::Closed,
+            error => unreachable(error.to_string()),
+        })?;
     let work = async {
         let connection = connecting.await.map_err(|error| dial_error(addr, &error))?;
         dialled(inner, &local, &connection, addr, expect).await
@@ -273,6 +276,7 @@ fn welcome(
 }
 
 fn start(inner: &Arc<Inner>, session: Arc<Session>, drains: [Drain; 3]) {
+    tls::trust(&session.connection);
     inner.liveness.watch(session.peer.store, session.peer.boot, session.peer.addr);
     let inner = Arc::clone(inner);
     tokio::spawn(async move {

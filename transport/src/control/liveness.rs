@@ -6,7 +6,8 @@
 //! garbled answer or another process on the port are never reported. Each side
 //! first sends who it is: store id (16 bytes), boot (8 bytes, little-endian);
 //! nothing after that. There is no secrecy here and none is needed: a stranger
-//! can neither end a listener nor make its port refuse.
+//! can neither end a listener nor make its port refuse. Only processes that have
+//! or had a link are answered, so that strangers cannot use up descriptors.
 
 use std::{
     collections::HashMap,
@@ -20,13 +21,13 @@ use job::StoreId;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
-    sync::Semaphore,
+    sync::{Notify, Semaphore},
     task::{AbortHandle, JoinSet},
     time::{sleep, timeout},
 };
 
-/// The most connections that are answered at a time.
-const MAX_WATCHERS: usize = 4096;
+/// The most connections at a time that have not named a peer yet.
+const MAX_STRANGERS: usize = 64;
 /// The longest that connecting or the exchange of names may take.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The shortest and the longest pause before connecting again. A dying process
@@ -40,41 +41,44 @@ pub(super) type Dead = Arc<dyn Fn(StoreId, u64) + Send + Sync>;
 
 /// Watches peers and lets itself be watched.
 pub(super) struct Liveness {
-    boot: u64,
-    store: Arc<OnceLock<StoreId>>,
+    own: Arc<Own>,
     dead: Dead,
-    tasks: Mutex<Tasks>,
+    server: Mutex<Option<AbortHandle>>,
 }
 
-#[derive(Default)]
-struct Tasks {
-    watches: HashMap<StoreId, (u64, AbortHandle)>,
-    server: Option<AbortHandle>,
+/// What the answering side shares with the watching side.
+struct Own {
+    boot: u64,
+    store: OnceLock<StoreId>,
+    /// Per store the process that has or had a link, and the task that watches it.
+    peers: Mutex<HashMap<StoreId, (u64, AbortHandle)>>,
+    changes: Notify,
 }
 
 impl Liveness {
     pub(super) fn new(boot: u64, dead: Dead) -> Self {
-        Self { boot, store: Arc::default(), dead, tasks: Mutex::default() }
+        let (store, peers, changes) = (OnceLock::new(), Mutex::default(), Notify::new());
+        let own = Arc::new(Own { boot, store, peers, changes });
+        Self { own, dead, server: Mutex::default() }
     }
 
     /// Whose process this is; nobody is answered before. The first call counts:
     /// a process has one store.
     pub(super) fn set_store(&self, store: StoreId) {
-        let _ = self.store.set(store);
+        let _ = self.own.store.set(store);
     }
 
     /// Answers watchers.
     pub(super) fn serve(&self, listener: tokio::net::TcpListener) {
-        let task = tokio::spawn(serve(listener, Arc::clone(&self.store), self.boot));
-        self.tasks().server = Some(task.abort_handle());
+        let task = tokio::spawn(serve(listener, Arc::clone(&self.own)));
+        *self.server.lock().unwrap_or_else(PoisonError::into_inner) = Some(task.abort_handle());
     }
 
     /// Watches one process, instead of an earlier one of the same store.
     pub(super) fn watch(&self, store: StoreId, boot: u64, addr: SocketAddr) {
-        let Some(own) = self.store.get() else { return };
-        let own = name(*own, self.boot);
-        let mut tasks = self.tasks();
-        if tasks.watches.get(&store).is_some_and(|(b, task)| *b == boot && !task.is_finished()) {
+        let Some(own) = self.own.name() else { return };
+        let mut peers = self.own.peers();
+        if peers.get(&store).is_some_and(|(known, task)| *known == boot && !task.is_finished()) {
             return;
         }
         let dead = Arc::clone(&self.dead);
@@ -83,29 +87,52 @@ impl Liveness {
                 dead(store, boot);
             }
         });
-        if let Some((_, old)) = tasks.watches.insert(store, (boot, task.abort_handle())) {
+        if let Some((_, old)) = peers.insert(store, (boot, task.abort_handle())) {
             old.abort();
         }
+        drop(peers);
+        self.own.changes.notify_waiters();
     }
 
     pub(super) fn unwatch(&self, store: StoreId) {
-        if let Some((_, task)) = self.tasks().watches.remove(&store) {
+        if let Some((_, task)) = self.own.peers().remove(&store) {
             task.abort();
         }
     }
 
     pub(super) fn stop(&self) {
-        let mut tasks = self.tasks();
-        for (_, (_, task)) in tasks.watches.drain() {
+        for (_, (_, task)) in self.own.peers().drain() {
             task.abort();
         }
-        if let Some(server) = tasks.server.take() {
+        let server = self.server.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(server) = server {
             server.abort();
         }
     }
+}
 
-    fn tasks(&self) -> MutexGuard<'_, Tasks> {
-        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
+impl Own {
+    fn name(&self) -> Option<[u8; NAME]> {
+        self.store.get().map(|store| name(*store, self.boot))
+    }
+
+    fn peers(&self) -> MutexGuard<'_, HashMap<StoreId, (u64, AbortHandle)>> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until a process of this name has a link: its watcher may be faster
+    /// than the last byte of the hello.
+    async fn linked(&self, wanted: [u8; NAME]) {
+        loop {
+            let changed = self.changes.notified();
+            tokio::pin!(changed);
+            // Registered before looking, so that no change is missed.
+            changed.as_mut().enable();
+            if self.peers().iter().any(|(store, (boot, _))| name(*store, *boot) == wanted) {
+                return;
+            }
+            changed.await;
+        }
     }
 }
 
@@ -160,8 +187,8 @@ async fn greet(addr: SocketAddr, own: [u8; NAME]) -> io::Result<(TcpStream, [u8;
     }
 }
 
-async fn serve(listener: tokio::net::TcpListener, store: Arc<OnceLock<StoreId>>, boot: u64) {
-    let slots = Arc::new(Semaphore::new(MAX_WATCHERS));
+async fn serve(listener: tokio::net::TcpListener, own: Arc<Own>) {
+    let strangers = Arc::new(Semaphore::new(MAX_STRANGERS));
     let mut watchers = JoinSet::new();
     loop {
         let accepted = tokio::select! {
@@ -173,24 +200,24 @@ async fn serve(listener: tokio::net::TcpListener, store: Arc<OnceLock<StoreId>>,
             sleep(Duration::from_millis(50)).await;
             continue;
         };
-        let (Ok(slot), Some(store)) = (Arc::clone(&slots).try_acquire_owned(), store.get()) else {
-            continue;
-        };
-        let own = name(*store, boot);
+        let Ok(slot) = Arc::clone(&strangers).try_acquire_owned() else { continue };
+        let own = Arc::clone(&own);
         watchers.spawn(async move {
-            // A stranger that does not name itself in time is dropped.
-            if let Ok(Ok(stream)) = timeout(PATIENCE, answer(stream, own)).await {
+            let answered = timeout(PATIENCE, answer(stream, &own)).await;
+            drop(slot);
+            if let Ok(Ok(stream)) = answered {
                 ended(stream).await;
             }
-            drop(slot);
         });
     }
 }
 
-async fn answer(mut stream: TcpStream, own: [u8; NAME]) -> io::Result<TcpStream> {
-    let mut name = [0; NAME];
-    stream.read_exact(&mut name).await?;
-    stream.write_all(&own).await?;
+async fn answer(mut stream: TcpStream, own: &Own) -> io::Result<TcpStream> {
+    let mut theirs = [0; NAME];
+    stream.read_exact(&mut theirs).await?;
+    own.linked(theirs).await;
+    let name = own.name().ok_or(io::ErrorKind::NotConnected)?;
+    stream.write_all(&name).await?;
     Ok(stream)
 }
 

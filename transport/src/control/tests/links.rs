@@ -255,3 +255,90 @@ async fn a_silent_connection_is_turned_away() {
     assert!(matches!(b.next().await, LinkEvent::Refused { .. }));
     connection.close(VarInt::from_u32(0), b"");
 }
+
+/// A machine that vanishes says nothing: the idle limit is the backstop.
+#[tokio::test]
+async fn a_vanished_peer_is_silent() {
+    let authority = authority();
+    let options = || Options {
+        idle: Duration::from_millis(500),
+        keep_alive: Duration::from_millis(100),
+        ..Options::default()
+    };
+    let mut a = Node::start_with(&authority, 1, options());
+    let mut b = Node::start_with(&authority, 2, options());
+    let cable = Cable::to(b.addr()).await;
+    a.control.connect(cable.addr, Some(b.store)).await.expect("a link");
+    assert_eq!(a.up().await.addr, cable.addr);
+    b.up().await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    a.silence().await;
+    drop(cable);
+    assert_eq!(a.down().await, DownReason::Silent);
+    assert_eq!(b.down().await, DownReason::Silent);
+}
+
+/// Forwards datagrams between one dialler and one address, until dropped.
+struct Cable {
+    addr: SocketAddr,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Cable {
+    async fn to(far: SocketAddr) -> Self {
+        let near = tokio::net::UdpSocket::bind(loopback()).await.expect("a socket");
+        let out = tokio::net::UdpSocket::bind(loopback()).await.expect("a socket");
+        out.connect(far).await.expect("connected");
+        let addr = near.local_addr().expect("an address");
+        let task = tokio::spawn(async move {
+            let (mut there, mut back) = (vec![0; 65_536], vec![0; 65_536]);
+            let mut dialler = None;
+            loop {
+                tokio::select! {
+                    Ok((size, from)) = near.recv_from(&mut there) => {
+                        dialler = Some(from);
+                        let _ = out.send(&there[..size]).await;
+                    }
+                    Ok(size) = out.recv(&mut back) => if let Some(dialler) = dialler {
+                        let _ = near.send_to(&back[..size], dialler).await;
+                    }
+                }
+            }
+        });
+        Self { addr, task }
+    }
+}
+
+impl Drop for Cable {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// A certificate of the job is no licence to send anything as a hello.
+#[tokio::test]
+async fn a_broken_hello_is_refused() {
+    check(&[255, 255, 255, 255, 1, 0], "a hello of 4294967293 bytes is over the limit").await;
+    check(
+        &[22, 0, 0, 0, 1, 0, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9],
+        "decode",
+    )
+    .await;
+
+    async fn check(bytes: &[u8], part: &str) {
+        let authority = authority();
+        let (a, mut b) = (Node::start(&authority, 1), Node::start(&authority, 2));
+        let local = a.control.inner.local().expect("an identity");
+        let endpoint = &a.control.inner.endpoint;
+        let dialled = endpoint.connect_with(local.client.clone(), b.addr(), "x").expect("dialled");
+        let connection = dialled.await.expect("connected");
+        let (mut send, _receive) = connection.open_bi().await.expect("a stream");
+        send.write_all(bytes).await.expect("sent");
+        match b.next().await {
+            LinkEvent::Refused { reason, .. } => assert!(reason.contains(part), "{reason}"),
+            other => panic!("{other:?}"),
+        }
+        let ended = timeout(SOON, connection.closed()).await.expect("closed");
+        assert!(close::readable(&ended).contains(part), "{ended}");
+    }
+}
