@@ -61,3 +61,34 @@ pub(super) fn rank<'a>(id: u64, ids: impl Iterator<Item = &'a u64>) -> Option<us
     }
     found.then_some(below)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Milliseconds at which a survivor's turns come, of the first 300.
+    #[track_caller]
+    fn check(id: u64, dead: u64, voters: &[u64], expected: &[u64]) {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let turns = Turns::new(id, dead, voters, start, Duration::from_millis(50), at(300));
+        let mut turned = Vec::new();
+        if let Some(mut turns) = turns {
+            turned.extend((0..400).filter(|&ms| !turns.over(at(ms)) && turns.take(at(ms))));
+        }
+        assert_eq!(turned, expected);
+    }
+
+    #[test]
+    fn survivors_take_turns_in_the_order_of_their_ids() {
+        check(1, 9, &[1, 5, 9], &[0, 100, 200]);
+        check(5, 9, &[1, 5, 9], &[50, 150, 250]);
+        check(5, 1, &[1, 5, 9], &[0, 100, 200]);
+        check(9, 1, &[5, 1, 9], &[50, 150, 250]);
+        check(4, 9, &[1, 2, 3, 4, 9], &[150]);
+        check(1, 7, &[1], &[0, 50, 100, 150, 200, 250]);
+        // Without a vote, and dead itself.
+        check(3, 9, &[1, 5, 9], &[]);
+        check(9, 9, &[1, 5, 9], &[]);
+    }
+}

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 
 use job::replicated::StateMachine;
 use job::voters::Change;
 use serde::{Deserialize, Serialize};
-use tokio::sync::{broadcast, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast, oneshot, watch};
 
 use super::Founding;
 use super::member::Input;
@@ -248,6 +248,10 @@ pub struct Handle<S: StateMachine> {
 
 pub(super) struct Inner<S: StateMachine> {
     pub(super) id: u64,
+    /// Tells the member's thread to end.
+    pub(super) stop: Arc<AtomicBool>,
+    /// KiB of the inbox that are free.
+    pub(super) room: Arc<Semaphore>,
     pub(super) client: u64,
     pub(super) seq: AtomicU64,
     pub(super) founding: Founding,
@@ -256,6 +260,20 @@ pub(super) struct Inner<S: StateMachine> {
     pub(super) state: watch::Receiver<Arc<Snapshot<S>>>,
     pub(super) status: watch::Receiver<Status>,
     pub(super) applied: broadcast::WeakSender<Arc<Applied<S::Event>>>,
+}
+
+impl<S: StateMachine> Drop for Inner<S> {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl<S: StateMachine> Inner<S> {
+    fn end(&self) {
+        self.stop.store(true, Ordering::Release);
+        // A full inbox is looked at soon, and the flag with it.
+        drop(self.inbox.try_send(Input::Wake));
+    }
 }
 
 impl<S: StateMachine> Clone for Handle<S> {
@@ -307,7 +325,7 @@ impl<S: StateMachine> Handle<S> {
     /// [`Handle::propose`] on behalf of another process, or once more.
     ///
     /// # Errors
-    /// See [`ProposeError`].
+    /// See [`ProposeError`]; a ticket that is under way already is `Busy`.
     pub async fn propose_as(
         &self,
         ticket: Ticket,
@@ -318,8 +336,9 @@ impl<S: StateMachine> Handle<S> {
             let (bytes, limit) = (entry.len(), MOST_COMMAND_BYTES);
             return Err(ProposeError::TooLarge { bytes, limit });
         }
+        let room = self.room(entry.len()).ok_or(ProposeError::Busy)?;
         let (reply, answer) = oneshot::channel();
-        self.send(Input::Propose { ticket, entry, reply }).map_err(|full| match full {
+        self.send(Input::Propose { ticket, entry, reply, room }).map_err(|full| match full {
             Refusal::Full => ProposeError::Busy,
             Refusal::Stopped => ProposeError::Stopped,
         })?;
@@ -362,7 +381,8 @@ impl<S: StateMachine> Handle<S> {
     /// The message is dropped; see [`StepError`].
     pub fn step(&self, bytes: &[u8]) -> Result<(), StepError> {
         let message = wire::decode(bytes, self.inner.id)?;
-        self.send(Input::Step(Box::new(message))).map_err(|full| match full {
+        let room = self.room(bytes.len()).ok_or(StepError::Busy)?;
+        self.send(Input::Step(Box::new(message), room)).map_err(|full| match full {
             Refusal::Full => StepError::Busy,
             Refusal::Stopped => StepError::Stopped,
         })
@@ -415,11 +435,8 @@ impl<S: StateMachine> Handle<S> {
 
     /// Ends the member and waits until its store is closed.
     pub async fn stop(&self) {
+        self.inner.end();
         let mut status = self.inner.status.clone();
-        let inbox = self.inner.inbox.clone();
-        // The inbox may be full: a blocking send, off the runtime's threads.
-        let sent = tokio::task::spawn_blocking(move || inbox.send(Input::Stop)).await;
-        drop(sent);
         while status.changed().await.is_ok() {}
     }
 
@@ -428,6 +445,11 @@ impl<S: StateMachine> Handle<S> {
         if let Err(Refusal::Full) = self.send(input) {
             tracing::debug!("the control group is busy, a hint was dropped");
         }
+    }
+
+    fn room(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        let kib = u32::try_from(bytes / 1024 + 1).ok()?;
+        Arc::clone(&self.inner.room).try_acquire_many_owned(kib).ok()
     }
 
     fn send(&self, input: Input<S>) -> Result<(), Refusal> {

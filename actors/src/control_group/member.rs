@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use job::voters::Change;
 use protobuf::Message as _;
 use raft::eraftpb::{Message, MessageType};
 use raft::{RawNode, SnapshotStatus, StateRole};
-use tokio::sync::{broadcast, mpsc, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast, mpsc, oneshot, watch};
 
 use super::disk::Disk;
 use super::election::{self, Turns};
@@ -31,6 +31,9 @@ use super::{Error, Options, Outbound, bridge};
 /// Inputs waiting for the member; more are refused as busy.
 const INBOX: usize = 4096;
 
+/// And the bytes in them; a message with a whole state fits.
+const INBOX_KIB: usize = 128 << 10;
+
 /// Inputs taken before Raft's output is dealt with: one transaction for many.
 const BURST: usize = 256;
 
@@ -46,11 +49,12 @@ const SNAPSHOT_PATIENCE: u32 = 100;
 
 /// What the member's thread is told.
 pub(super) enum Input<S: StateMachine> {
-    Step(Box<Message>),
+    Step(Box<Message>, OwnedSemaphorePermit),
     Propose {
         ticket: Ticket,
         entry: Vec<u8>,
         reply: ProposeReply<S::Event>,
+        room: OwnedSemaphorePermit,
     },
     Read(Waiter),
     Change {
@@ -64,9 +68,8 @@ pub(super) enum Input<S: StateMachine> {
     LeaderDied(u64),
     Reachable(u64),
     Unreachable(u64),
-    /// The disk made progress.
+    /// The disk made progress, or the member must end.
     Wake,
-    Stop,
 }
 
 type ProposeReply<E> = oneshot::Sender<Result<Proposed<E>, ProposeError>>;
@@ -78,6 +81,7 @@ type Channels<S> = (
 
 pub(super) struct Member<S: StateMachine> {
     pub(super) id: u64,
+    stop: Arc<AtomicBool>,
     pub(super) options: Options,
     pub(super) raft: RawNode<Log>,
     pub(super) replica: Replica<S>,
@@ -95,6 +99,8 @@ pub(super) struct Member<S: StateMachine> {
     outbound: mpsc::Sender<Outbound>,
     status: watch::Sender<Status>,
     turns: Option<Turns>,
+    /// The last request for a pre-vote that the lease of the leader refused.
+    refused: Option<(Message, Instant)>,
     contact: BTreeMap<u64, Instant>,
     /// When a whole state was sent to whom.
     snapshots: BTreeMap<u64, Instant>,
@@ -127,9 +133,12 @@ pub(super) fn start<S: StateMachine>(
         // A full inbox is looked at soon, and the disk's progress with it.
         move || drop(inbox.try_send(Input::Wake))
     };
+    let stop = Arc::new(AtomicBool::new(false));
     let disk = Disk::start(store, wake).map_err(Error::Thread)?;
     let inner = Inner {
         id,
+        stop: Arc::clone(&stop),
+        room: Arc::new(Semaphore::new(INBOX_KIB)),
         client: uuid::Uuid::new_v4().as_u64_pair().0,
         seq: AtomicU64::new(1),
         founding,
@@ -140,7 +149,8 @@ pub(super) fn start<S: StateMachine>(
         applied: events.downgrade(),
     };
     let channels = (states, status_in, events);
-    let member = Member::new(id, options, (raft, replica, applied), disk, outbound, channels);
+    let member =
+        Member::new((id, stop), options, (raft, replica, applied), disk, outbound, channels);
     std::thread::Builder::new()
         .name("elastic-raft".into())
         .spawn(move || serve(member, &inputs))
@@ -201,7 +211,7 @@ fn serve<S: StateMachine>(mut member: Member<S>, inputs: &Receiver<Input<S>>) {
 
 impl<S: StateMachine> Member<S> {
     fn new(
-        id: u64,
+        (id, stop): (u64, Arc<AtomicBool>),
         options: Options,
         (raft, replica, applied): (RawNode<Log>, Replica<S>, u64),
         disk: Disk,
@@ -210,6 +220,7 @@ impl<S: StateMachine> Member<S> {
     ) -> Self {
         Self {
             id,
+            stop,
             options,
             raft,
             replica,
@@ -225,6 +236,7 @@ impl<S: StateMachine> Member<S> {
             outbound,
             status,
             turns: None,
+            refused: None,
             contact: BTreeMap::new(),
             snapshots: BTreeMap::new(),
             leading: (false, 0),
@@ -234,7 +246,7 @@ impl<S: StateMachine> Member<S> {
     fn run(&mut self, inputs: &Receiver<Input<S>>) -> Result<(), String> {
         let tick = self.options.tick.max(Duration::from_millis(1));
         let mut next_tick = Instant::now() + tick;
-        loop {
+        while !self.stop.load(Ordering::Acquire) {
             self.durable()?;
             self.lone_voter_leads();
             self.begin_read();
@@ -243,15 +255,12 @@ impl<S: StateMachine> Member<S> {
 
             let wake = self.turns.map_or(next_tick, |t| t.next().min(next_tick));
             match inputs.recv_timeout(wake.saturating_duration_since(Instant::now())) {
-                Ok(Input::Stop) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
                 Ok(input) => self.handle(input),
                 Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
             }
             for input in inputs.try_iter().take(BURST) {
-                match input {
-                    Input::Stop => return Ok(()),
-                    input => self.handle(input),
-                }
+                self.handle(input);
             }
             let now = Instant::now();
             if now >= next_tick {
@@ -263,12 +272,15 @@ impl<S: StateMachine> Member<S> {
             }
             self.take_turn(now);
         }
+        Ok(())
     }
 
     fn handle(&mut self, input: Input<S>) {
         match input {
-            Input::Step(message) => self.step(*message),
-            Input::Propose { ticket, entry, reply } => self.propose(ticket, entry, reply),
+            Input::Step(message, _room) => self.step(*message),
+            Input::Propose { ticket, entry, reply, room: _room } => {
+                self.propose(ticket, entry, reply);
+            }
             Input::Read(waiter) => self.reads.ask(waiter),
             Input::Change { change, reply } => self.change(change, reply),
             Input::SnapshotSent { to, delivered } => self.snapshot_sent(to, delivered),
@@ -280,7 +292,7 @@ impl<S: StateMachine> Member<S> {
                 self.raft.ping();
             }
             Input::Unreachable(id) => self.unreachable(id),
-            Input::Wake | Input::Stop => {}
+            Input::Wake => {}
         }
     }
 
@@ -294,6 +306,9 @@ impl<S: StateMachine> Member<S> {
             return;
         }
         self.contact.insert(from, Instant::now());
+        if message.get_msg_type() == MessageType::MsgRequestPreVote && self.leader().is_some() {
+            self.refused = Some((message.clone(), Instant::now()));
+        }
         if let Err(error) = self.raft.step(message) {
             tracing::debug!(from, %error, "a message was dropped");
         }
@@ -367,7 +382,14 @@ impl<S: StateMachine> Member<S> {
             let term = self.raft.raft.term;
             self.raft.raft.become_follower(term, 0);
         }
-        self.turns = Turns::new(self.id, id, &self.voters(), now, tick, until);
+        // A survivor that heard of the death earlier may have asked for a vote
+        // too early: it is answered now and goes first.
+        let asked = self.refused.take().filter(|(m, at)| m.from != id && now - *at < until - now);
+        let first = if asked.is_some() { now + tick } else { now };
+        self.turns = Turns::new(self.id, id, &self.voters(), first, tick, until);
+        if let Some((message, _)) = asked {
+            self.step(message);
+        }
     }
 
     fn take_turn(&mut self, now: Instant) {

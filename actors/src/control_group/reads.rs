@@ -43,8 +43,7 @@ impl Reads {
 
     /// A majority answered the round.
     pub(super) fn confirm(&mut self, context: &[u8], index: u64) {
-        if let Some((round, waiters)) = self.round.take_if(|(n, _)| n.to_le_bytes() == context) {
-            debug_assert!(round > 0, "rounds are numbered from 1");
+        if let Some((_, waiters)) = self.round.take_if(|(n, _)| n.to_le_bytes() == context) {
             self.confirmed.push((index, waiters));
         }
     }
@@ -83,5 +82,59 @@ impl Reads {
 
     pub(super) fn is_idle(&self) -> bool {
         self.queued.is_empty() && self.round.is_none() && self.confirmed.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn ask(reads: &mut Reads, deadline: Instant) -> oneshot::Receiver<Result<(), ReadError>> {
+        let (reply, answer) = oneshot::channel();
+        reads.ask(Waiter { reply, deadline });
+        answer
+    }
+
+    #[test]
+    fn whoever_asks_during_a_round_waits_for_the_next() {
+        let far = Instant::now() + Duration::from_secs(60);
+        let mut reads = Reads::default();
+        assert_eq!(reads.begin(), None);
+        let mut early = ask(&mut reads, far);
+        let first = reads.begin().expect("a round");
+        let mut late = ask(&mut reads, far);
+        assert_eq!(reads.begin(), None, "one round at a time");
+        reads.confirm(&[0; 8], 3);
+        reads.confirm(&first, 5);
+        reads.release(4);
+        assert!(early.try_recv().is_err(), "not applied yet");
+        reads.release(5);
+        assert_eq!(early.try_recv(), Ok(Ok(())));
+        assert!(late.try_recv().is_err(), "asked after the round began");
+        let second = reads.begin().expect("another round");
+        reads.confirm(&first, 9);
+        reads.release(9);
+        assert!(late.try_recv().is_err(), "an old answer counts for nothing");
+        reads.confirm(&second, 5);
+        reads.release(9);
+        assert_eq!(late.try_recv(), Ok(Ok(())));
+        assert!(reads.is_idle());
+    }
+
+    #[test]
+    fn a_barrier_ends_with_its_deadline_or_with_the_leadership() {
+        let now = Instant::now();
+        let mut reads = Reads::default();
+        let mut short = ask(&mut reads, now);
+        let mut long = ask(&mut reads, now + Duration::from_secs(60));
+        reads.begin().expect("a round");
+        reads.expire(now);
+        assert_eq!(short.try_recv(), Ok(Err(ReadError::NoMajority)));
+        assert!(long.try_recv().is_err());
+        reads.fail(Some(3));
+        assert_eq!(long.try_recv(), Ok(Err(ReadError::NotLeader { leader: Some(3) })));
+        assert!(reads.is_idle());
     }
 }

@@ -112,3 +112,85 @@ pub(super) fn first(machine: &[u8]) -> Vec<u8> {
 fn encode(machine: &[u8], clients: &BTreeMap<u64, Client>) -> Vec<u8> {
     codec::encode(&(machine, clients))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Clone, Debug, PartialEq)]
+    struct Count(u64);
+
+    impl StateMachine for Count {
+        type Command = u64;
+        type Event = u64;
+        fn apply(&mut self, command: u64) -> Vec<u64> {
+            self.0 += command;
+            vec![self.0]
+        }
+        fn snapshot(&self) -> Vec<u8> {
+            codec::encode(&self.0)
+        }
+        fn restore(bytes: &[u8]) -> Result<Self, String> {
+            codec::decode(bytes).map(Self).map_err(|e| e.to_string())
+        }
+    }
+
+    fn new() -> Replica<Count> {
+        Replica::restore(&first(&Count(0).snapshot())).expect("restores")
+    }
+
+    fn apply(replica: &mut Replica<Count>, index: u64, client: u64, seq: u64) -> Outcome<u64> {
+        let entry = Replica::<Count>::entry(Ticket { client, seq }, &1);
+        replica.apply(index, &entry).expect("applies").1
+    }
+
+    /// Tickets of one proposer in order of the log, and what each does: applied,
+    /// duplicate or expired.
+    #[track_caller]
+    fn check(tickets: &[(u64, char)]) {
+        let mut replica = new();
+        for (index, &(seq, expected)) in tickets.iter().enumerate() {
+            let outcome = match apply(&mut replica, index as u64, 1, seq) {
+                Outcome::Applied(_) => 'a',
+                Outcome::Duplicate => 'd',
+                Outcome::Expired => 'e',
+            };
+            assert_eq!(outcome, expected, "ticket {seq} at {index}");
+            // A member that restores a state decides as one that applied it all.
+            replica = Replica::restore(&replica.snapshot()).expect("restores");
+        }
+        let applied = tickets.iter().filter(|(_, c)| *c == 'a').count();
+        assert_eq!(replica.machine, Count(applied as u64));
+    }
+
+    #[test]
+    fn a_ticket_is_applied_once_whatever_the_order() {
+        check(&[(1, 'a'), (1, 'd'), (2, 'a'), (1, 'd'), (2, 'd')]);
+        check(&[(3, 'a'), (1, 'a'), (2, 'a'), (1, 'd'), (3, 'd')]);
+        check(&[(200, 'a'), (73, 'a'), (72, 'e'), (73, 'd'), (199, 'a'), (200, 'd')]);
+        check(&[(1, 'a'), (128, 'a'), (1, 'd'), (129, 'a'), (1, 'e')]);
+        check(&[(5, 'a'), (u64::MAX, 'a'), (5, 'e'), (u64::MAX - 1, 'a'), (u64::MAX, 'd')]);
+        check(&[(0, 'a'), (0, 'd'), (1, 'a'), (0, 'd')]);
+    }
+
+    #[test]
+    fn proposers_are_bounded_and_the_quietest_is_forgotten() {
+        let mut replica = new();
+        let most = MOST_CLIENTS as u64;
+        for client in 0..most {
+            apply(&mut replica, 10 + client, client, 1);
+        }
+        apply(&mut replica, 10 + most, 0, 2);
+        apply(&mut replica, 11 + most, most, 1);
+        assert_eq!(replica.clients.len(), MOST_CLIENTS);
+        assert!(!replica.clients.contains_key(&1) && replica.clients.contains_key(&0));
+        assert_eq!(apply(&mut replica, 12 + most, 0, 2), Outcome::Duplicate);
+    }
+
+    #[test]
+    fn what_does_not_decode_is_an_error() {
+        assert!(new().apply(7, &[1, 2, 3]).expect_err("cut").contains("entry 7"));
+        assert!(Replica::<Count>::restore(&[0; 3]).is_err());
+        assert!(Replica::<Count>::restore(&first(&[1])).is_err());
+    }
+}

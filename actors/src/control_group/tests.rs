@@ -5,4 +5,5 @@ mod cluster;
 mod failures;
 mod growth;
 mod store;
+mod storm;
 mod timing;

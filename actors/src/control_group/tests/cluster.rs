@@ -67,18 +67,22 @@ impl Cluster {
 
     /// A founder and `n - 1` members that joined it, all voters.
     pub(super) async fn of(n: usize) -> (Self, Vec<u64>) {
-        let mut cluster = Self::new();
-        let (founder, _) = cluster.add().await;
+        Self::new().grown(n).await
+    }
+
+    /// This empty cluster with `n` voters.
+    pub(super) async fn grown(mut self, n: usize) -> (Self, Vec<u64>) {
+        let (founder, _) = self.add().await;
         let mut ids = vec![founder];
         for _ in 1..n {
-            let (id, _) = cluster.add().await;
-            cluster.change(Change::AddLearner(id)).await;
+            let (id, _) = self.add().await;
+            self.change(Change::AddLearner(id)).await;
             ids.push(id);
         }
         for &id in &ids[1..] {
-            cluster.change(Change::Promote(id)).await;
+            self.change(Change::Promote(id)).await;
         }
-        (cluster, ids)
+        (self, ids)
     }
 
     /// A new member on a new store; the first one founds the group.
