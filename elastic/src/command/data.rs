@@ -83,7 +83,9 @@ fn write(args: &PrepareArgs) -> Result<Dataset, Error> {
         sources,
     };
     let mut described = Draft::create(&args.out, DATASET_FILE)?;
-    described.put(format!("{:#}\n", serde_json::json!(dataset)).as_bytes())?;
+    serde_json::to_writer_pretty(&described.file, &dataset)
+        .map_err(|error| at(error.into(), &described.name))?;
+    described.put(b"\n")?;
     train.draft.publish()?;
     validation.draft.publish()?;
     described.publish()?;

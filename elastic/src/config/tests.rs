@@ -331,3 +331,42 @@ fn overrides_are_taken_out_of_a_command_line() {
         ])
     );
 }
+
+#[test]
+fn the_examples_are_valid() {
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples");
+    let mut count = 0;
+    for entry in std::fs::read_dir(examples).expect("the examples") {
+        let path = entry.expect("an example").path();
+        if path.extension().is_some_and(|e| e == "toml") && !path.ends_with("Cargo.toml") {
+            let resolved =
+                Resolved::load(Some(&path), &[]).unwrap_or_else(|error| panic!("{error}"));
+            assert!(resolved.notes.is_empty(), "{:?}", resolved.notes);
+            count += 1;
+        }
+    }
+    assert!(count > 0);
+}
+
+proptest::proptest! {
+    /// Whatever a file or a command line holds, it is a configuration or an error.
+    #[test]
+    fn nothing_from_outside_panics(
+        text in "(\\[|\\]|=|\"|[a-z_.]{0,9}|training|steps|elastic|\n|-?[0-9.e]{0,25}|\\PC){0,30}",
+        arguments in proptest::collection::vec("-{0,3}[a-z._=0-9é-]{0,20}", 0..5),
+    ) {
+        let _ = source::parse(Path::new(FILE), &text).map(|layer| resolve(&[layer]));
+        let (_, overrides) = split_arguments(arguments);
+        let _ = Config::load(None, &overrides);
+    }
+
+    #[test]
+    fn any_text_is_printed_so_that_it_reads_back(description: String, lr in 0.0..1e300_f64) {
+        let mut config = Config::default();
+        config.job.description = description;
+        config.optimizer.lr = lr;
+        let printed = Resolved { config: config.clone(), origins: [].into(), notes: vec![] }.print();
+        let again = source::parse(Path::new(FILE), &printed).and_then(|layer| resolve(&[layer]));
+        proptest::prop_assert_eq!(again.map(|again| again.config).map_err(|e| e.to_string()), Ok(config));
+    }
+}

@@ -109,11 +109,7 @@ static ROWS: &[Row] = &[
     ("checkpoint.enable_first_step_checkpoint", FALSE, "set checkpoint.interval"),
     ("checkpoint.create_seed_checkpoint", FALSE, "initial weights are the same on any mesh"),
     ("checkpoint.load_only", FALSE, ""),
-    (
-        "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns",
-        ANY,
-        BLOCKS,
-    ),
+    ("activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns", ANY, BLOCKS),
     ("activation_checkpoint.early_stop", ANY, BLOCKS),
     ("activation_checkpoint.memory_budget", ANY, BLOCKS),
     ("activation_checkpoint.visualize_memory_budget_pareto", FALSE, ""),
