@@ -182,6 +182,64 @@ fn a_torchtitan_file_is_taken_as_far_as_it_asks_for_nothing_else() {
     );
 }
 
+/// The shape of torchtitan's own debug configuration.
+#[test]
+fn a_torchtitan_file_trains_on_a_token_file() {
+    let text = r#"
+[job]
+dump_folder = "./outputs"
+description = "Llama 3 debug training"
+[profiling]
+enable_profiling = false
+save_traces_folder = "profile_trace"
+profile_freq = 10
+[metrics]
+log_freq = 1
+enable_tensorboard = false
+[model]
+name = "llama3"
+flavor = "debugmodel"
+hf_assets_path = "./tests/assets/tokenizer"
+[optimizer]
+name = "AdamW"
+lr = 8e-4
+[lr_scheduler]
+warmup_steps = 2
+decay_ratio = 0.8
+decay_type = "linear"
+[training]
+local_batch_size = 8
+seq_len = 2048
+steps = 10
+dataset = "c4_test"
+[parallelism]
+fsdp_reshard_after_forward = "default"
+tensor_parallel_degree = 1
+[checkpoint]
+enable = false
+last_save_model_only = false
+export_dtype = "float32"
+async_mode = "disabled"
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = '2'
+[compile]
+enable = false
+components = ["model", "loss"]
+[quantize.linear.float8]
+enable_fsdp_float8_all_gather = false
+filter_fqns = ["output"]
+[validation]
+enable = false
+dataset = "c4_validation"
+freq = 5
+steps = 10
+"#;
+    let resolved = from(text, &[]).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(resolved.config.training.steps, 10);
+    assert_eq!(resolved.notes.len(), 5, "{:?}", resolved.notes);
+}
+
 #[test]
 fn no_key_is_known_twice() {
     let mut names: Vec<_> = KEYS.iter().map(Key::full_name).collect();
