@@ -183,7 +183,7 @@ impl Training {
         let (local, global) = (self.local_batch_size, self.global_batch_size);
         rule(local > 0, "training.local_batch_size", local, positive)?;
         rule(
-            global >= local && global % local == 0 && global / local <= u32::MAX as usize,
+            global >= local && global.is_multiple_of(local) && global / local <= u32::MAX as usize,
             "training.global_batch_size",
             global,
             format!("must be a multiple of training.local_batch_size = {local}"),
@@ -259,6 +259,7 @@ fn rule(
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
 

@@ -57,6 +57,7 @@ fn choose(logits: &Tensor, temperature: f64, draw: f64) -> Result<i64, crate::mo
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
 

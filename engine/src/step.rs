@@ -17,13 +17,7 @@
 
 use std::{ops::Range, path::Path, sync::Arc, time::Instant};
 
-use job::{
-    Step, Token, codec,
-    plan::Shard,
-    shares::{Shares, TreeNode},
-    spec::Sharding,
-    tokens::TRAIN_FILE,
-};
+use job::{Step, Token, codec, plan::Shard, shares::Shares, spec::Sharding, tokens::TRAIN_FILE};
 use transport::collective::Communicator;
 
 use crate::{
@@ -223,11 +217,11 @@ impl Engine {
         self.check_mesh(comm)?;
         self.settle()?;
         self.gather(comm, deadline)?;
-        let (losses, tokens, consumed) = self.accumulate(step, abort)?;
+        let ballot = self.accumulate(step, abort)?;
         self.exchange(comm, deadline)?;
         let norms = clip::norm_partials(&self.layout, &self.norm_cut(), self.norm_gradient());
         self.work.prepared = true;
-        Ok(codec::encode(&Ballot { step, norms, losses, tokens, consumed }))
+        Ok(codec::encode(&Ballot { norms, ..ballot }))
     }
 
     /// The verdict on the step that is prepared here: a pure function of the
@@ -321,6 +315,11 @@ impl Engine {
         Err(Error::OtherMesh { entered: seat.token, rank, ranks, given })
     }
 
+    /// The learning rate with which the step after `step` steps is applied.
+    pub(crate) fn lr(&self, step: Step) -> f64 {
+        self.schedule.lr(step)
+    }
+
     /// This rank and the number of ranks of the generation entered.
     pub(crate) fn place(&self) -> Result<(usize, usize), Error> {
         let seat = self.seat.as_ref().ok_or(Error::NotEntered)?;
@@ -360,12 +359,9 @@ impl Engine {
         training.global_batch_size as f64 * training.seq_len as f64
     }
 
-    /// Forward and backward of this rank's micro-batches, in index order.
-    fn accumulate(
-        &mut self,
-        step: Step,
-        abort: &dyn Fn() -> bool,
-    ) -> Result<(Vec<(TreeNode, f32)>, u64, Vec<[u8; 32]>), Error> {
+    /// Forward and backward of this rank's micro-batches, in index order. The
+    /// ballot has no norms yet.
+    fn accumulate(&mut self, step: Step, abort: &dyn Fn() -> bool) -> Result<Ballot, Error> {
         let seat = self.seat.as_ref().ok_or(Error::NotEntered)?;
         let (range, total) = (seat.shares.of(seat.rank), seat.shares.total());
         let training = &self.config.training;
@@ -391,7 +387,7 @@ impl Engine {
             consumed.push(batch.sha256);
         }
         let losses = tree::partials(range.start, total, losses, |a, b| a + b);
-        Ok((losses, tokens, consumed))
+        Ok(Ballot { step, norms: Vec::new(), losses, tokens, consumed })
     }
 
     /// Sums the gradients of all ranks, each for the elements that it updates.

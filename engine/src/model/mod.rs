@@ -125,7 +125,11 @@ impl MicroBatch {
     /// # Panics
     /// When `ids` is not a whole number of samples.
     pub fn new(ids: &[i64], time: usize, vocab_size: usize) -> Result<Self, Error> {
-        assert!(!ids.is_empty() && ids.len() % (time + 1) == 0, "samples of {} ids", time + 1);
+        assert!(
+            !ids.is_empty() && ids.len().is_multiple_of(time + 1),
+            "samples of {} ids",
+            time + 1
+        );
         let known = |id: i64| (0..vocab_size as i64).contains(&id);
         let mut counted = 0;
         for sample in ids.chunks_exact(time + 1) {
@@ -278,7 +282,7 @@ impl Model {
             poll(abort)?;
             let again = match self.recompute {
                 Recompute::Never => false,
-                Recompute::Every(n) => (index + 1) % n.max(1) == 0,
+                Recompute::Every(n) => (index + 1).is_multiple_of(n.max(1)),
             };
             last = if again {
                 let output = tch::no_grad(|| block.forward(&last, &self.rope))?;
@@ -311,4 +315,5 @@ fn poll(abort: &dyn Fn() -> bool) -> Result<(), Error> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests;

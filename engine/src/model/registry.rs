@@ -202,13 +202,13 @@ impl Shape {
         }
         let heads = self.n_heads;
         check(
-            self.dim % heads == 0 && self.head_dim() % 2 == 0,
+            self.dim.is_multiple_of(heads) && self.head_dim().is_multiple_of(2),
             "dim",
             self.dim.to_string(),
             &format!("must split into {heads} heads of an even width"),
         )?;
         check(
-            heads % self.n_kv_heads == 0,
+            heads.is_multiple_of(self.n_kv_heads),
             "n_kv_heads",
             self.n_kv_heads.to_string(),
             &format!("must divide n_heads = {heads}"),
@@ -222,6 +222,7 @@ impl Shape {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
 

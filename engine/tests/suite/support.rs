@@ -1,8 +1,6 @@
 //! What the tests of the engine share: a dataset, a small model, and ranks as
 //! threads over a communicator that lives in memory.
 
-pub(crate) mod loopback;
-
 use std::{
     fs,
     path::Path,

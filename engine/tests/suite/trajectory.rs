@@ -1,15 +1,16 @@
 //! The trajectory does not depend on placement (TRAJ-1), whatever happens on
 //! the way (STEP-1, HEAL-1).
 
-mod support;
-
+use crate::{
+    loopback::mesh,
+    support::{config, dataset, deadline, enter, step, token},
+};
 use engine::{Config, Digests, Engine, Error, config::Sharding};
 use job::{
     Step,
     plan::{Shard, Source},
     shares::Shares,
 };
-use support::{config, dataset, deadline, enter, loopback::mesh, step, token};
 use transport::collective::{Communicator, Solo};
 
 const STEPS: u64 = 8;
@@ -135,7 +136,7 @@ fn a_step_is_whole_or_not_at_all() {
     let first = engine.prepare(&mut comm, &|| false, deadline()).unwrap();
     let twice = engine.prepare(&mut comm, &|| false, deadline()).unwrap_err().to_string();
     assert_eq!(twice, "prepare needs the rank to be open at step 0");
-    let verdict = engine.tally(&[first.clone()]).unwrap();
+    let verdict = engine.tally(std::slice::from_ref(&first)).unwrap();
     engine.discard();
     assert!(engine.apply(&verdict).is_err(), "nothing is prepared");
     let again = engine.prepare(&mut comm, &|| false, deadline()).unwrap();
