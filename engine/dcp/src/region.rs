@@ -60,11 +60,12 @@ impl Region {
     /// the regions have different numbers of dimensions.
     #[must_use]
     pub fn intersect(&self, other: &Self) -> Option<Self> {
-        if self.sizes.len() != other.sizes.len() {
+        let dims = self.sizes.len();
+        if [self.offsets.len(), other.offsets.len(), other.sizes.len()] != [dims; 3] {
             return None;
         }
         let mut both = Self { offsets: Vec::new(), sizes: Vec::new() };
-        for d in 0..self.sizes.len() {
+        for d in 0..dims {
             let low = self.offsets[d].max(other.offsets[d]);
             let high = self.end(d).min(other.end(d));
             if low >= high {
@@ -85,9 +86,10 @@ impl fmt::Display for Region {
     /// `[0..4, 2..6]`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("[")?;
-        for d in 0..self.sizes.len() {
+        // A region from a file may be malformed, and is told all the same.
+        for (d, (offset, size)) in self.offsets.iter().zip(&self.sizes).enumerate() {
             let comma = if d == 0 { "" } else { ", " };
-            write!(f, "{comma}{}..{}", self.offsets[d], self.end(d))?;
+            write!(f, "{comma}{offset}..{}", offset.saturating_add(*size))?;
         }
         f.write_str("]")
     }
@@ -252,5 +254,8 @@ mod tests {
         assert!(!region(&[u64::MAX], &[2]).fits(&[u64::MAX]));
         assert!(region(&[5, 0], &[0, 6]).fits(&[5, 6]));
         assert!(!region(&[0], &[1]).fits(&[1, 1]));
+        let malformed = region(&[7], &[u64::MAX, 2]);
+        assert_eq!(malformed.to_string(), "[7..18446744073709551615]");
+        assert_eq!(malformed.intersect(&malformed), None);
     }
 }

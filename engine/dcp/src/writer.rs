@@ -144,7 +144,9 @@ impl ShardWriter {
             return Err(Error::Incomplete(self.path));
         }
         self.file.sync_all().at("sync", &self.path)?;
+        // The file's name, and the stage's own.
         sync_directory(&self.stage)?;
+        self.stage.parent().map_or(Ok(()), sync_directory)?;
         let sha256 = Digest(self.hash.finalize().into());
         let file = FileDigest { name: self.name, bytes: self.at, sha256 };
         Ok(ShardIndex { file, entries: self.entries })

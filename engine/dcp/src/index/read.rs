@@ -153,9 +153,9 @@ impl<'a> Reader<'a> {
             else {
                 continue;
             };
-            let segment = |&id: &Id| match self.pickle.node(id) {
-                &Node::Str(key) => Some(Segment::Key(key.to_owned())),
-                &Node::Int(index) => u64::try_from(index).ok().map(Segment::Index),
+            let segment = |&id: &Id| match *self.pickle.node(id) {
+                Node::Str(key) => Some(Segment::Key(key.to_owned())),
+                Node::Int(index) => u64::try_from(index).ok().map(Segment::Index),
                 _ => None,
             };
             if let Some(path) = path.iter().map(segment).collect() {

@@ -62,6 +62,12 @@ impl<'a> Pickle<'a> {
         Ok(Self { nodes: machine.nodes, root, input: bytes.len() })
     }
 
+    /// How many nodes the input made: never more than it has bytes.
+    #[cfg(test)]
+    pub(crate) fn nodes(&self) -> usize {
+        self.nodes.len()
+    }
+
     /// The node of an id of this pickle.
     pub(crate) fn node(&self, id: Id) -> &Node<'a> {
         &self.nodes[id.0 as usize]

@@ -1,6 +1,7 @@
 //! Finds the records of an archive from its end, as PyTorch does: local headers
 //! may hold no sizes at all.
 
+use std::collections::HashSet;
 use std::io;
 
 use super::Error;
@@ -55,9 +56,10 @@ pub(crate) fn records(from: &dyn ReadAt) -> Result<Vec<Record>, Error> {
     from.read_at(directory.at, &mut bytes)?;
     let mut rest = bytes.as_slice();
     let mut records: Vec<Record> = Vec::new();
+    let mut names = HashSet::new();
     for _ in 0..directory.count {
         let (record, next) = entry(rest)?;
-        if records.iter().any(|other| other.name == record.name) {
+        if !names.insert(record.name.clone()) {
             return Err(Error::Damaged("two records have one name"));
         }
         records.push(record);

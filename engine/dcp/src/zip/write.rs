@@ -162,6 +162,7 @@ fn end(directory: Vec<u8>, count: u16, at: u64) -> Vec<u8> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use std::io;
 

@@ -3,6 +3,11 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod crash;
+mod damage;
+mod folder;
 mod golden;
-
+mod hostile;
+mod merge;
+mod reshard;
 mod support;
