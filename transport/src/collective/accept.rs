@@ -52,6 +52,8 @@ struct Guest {
     confirm: [u8; CONFIRM],
     filled: usize,
     since: Instant,
+    // Whether there may be something to read.
+    ready: bool,
     stage: Stage,
 }
 
@@ -91,6 +93,11 @@ impl Expected {
         self.arrived.clear();
     }
 
+    /// A newer one takes its place: whoever still forms this one has to learn it.
+    pub(super) fn supersede(self) {
+        self.arrivals.wake();
+    }
+
     /// Lower ranks dial higher ones.
     fn fits(&self, hello: &Hello) -> bool {
         hello.token == self.token
@@ -107,18 +114,15 @@ impl Acceptor {
 
     pub(super) fn run(mut self) {
         while !self.shared.lock().closing {
-            let (accepts, ready) = self.wait();
-            self.shared.wake.clear();
-            if accepts {
+            if self.wait() {
                 self.accept();
             }
             for at in (0..self.guests.len()).rev() {
-                let readable = ready.get(at).copied().unwrap_or(true);
-                match self.attend(at, readable) {
+                match self.attend(at) {
                     Fate::Stays => {}
                     Fate::Leaves(why) => {
-                        self.guests.swap_remove(at);
                         why.into_iter().for_each(|why| self.shared.count(why));
+                        self.guests.swap_remove(at);
                     }
                     Fate::Enters(rank) => self.enter(at, rank),
                 }
@@ -126,8 +130,9 @@ impl Acceptor {
         }
     }
 
-    /// Whether someone knocks, and which guests have something to say.
-    fn wait(&self) -> (bool, Vec<bool>) {
+    /// Waits; finds out which guests have something to say, and whether someone
+    /// new knocks.
+    fn wait(&mut self) -> bool {
         let mut set = Vec::with_capacity(self.guests.len() + 2);
         set.push(PollFd::new(&self.shared.wake, PollFlags::IN));
         set.push(PollFd::new(&self.socket, PollFlags::IN));
@@ -139,15 +144,19 @@ impl Acceptor {
             };
             set.push(PollFd::new(&guest.stream, events));
         }
-        let timeout = self.guests.iter().map(Guest::left).min().map(|left| Timespec {
+        let guests = self.guests.iter().map(Guest::left);
+        let timeout = guests.chain(self.shared.reap()).min().map(|left| Timespec {
             tv_sec: left.as_secs() as i64,
             tv_nsec: i64::from(left.subsec_nanos()),
         });
-        if poll(&mut set, timeout.as_ref()).is_err() {
-            return (false, vec![false; self.guests.len()]);
+        // After an interruption nothing is ready, and the loop comes back.
+        let _ = poll(&mut set, timeout.as_ref());
+        let ready: Vec<_> = set.iter().map(|polled| !polled.revents().is_empty()).collect();
+        self.shared.wake.clear();
+        for (guest, ready) in self.guests.iter_mut().zip(&ready[2..]) {
+            guest.ready = *ready;
         }
-        let ready: Vec<_> = set[1..].iter().map(|polled| !polled.revents().is_empty()).collect();
-        (ready[0], ready[1..].to_vec())
+        ready[1]
     }
 
     fn accept(&mut self) {
@@ -175,6 +184,7 @@ impl Acceptor {
                 confirm: [0; CONFIRM],
                 filled: 0,
                 since: Instant::now(),
+                ready: true,
                 stage: Stage::Hello,
             });
         }
@@ -188,23 +198,23 @@ impl Acceptor {
         }
     }
 
-    fn attend(&mut self, at: usize, readable: bool) -> Fate {
+    fn attend(&mut self, at: usize) -> Fate {
         let guest = &mut self.guests[at];
         if guest.left().is_zero() {
             return Fate::Leaves(Some(Count::Late));
         }
         match guest.stage {
-            Stage::Hello if readable => match guest.read() {
+            Stage::Hello if guest.ready => match guest.read() {
                 Ok(true) => self.decide(at),
                 Ok(false) => Fate::Stays,
                 Err(_) => Fate::Leaves(Some(Count::Strangers)),
             },
-            Stage::Confirm { .. } if readable => match guest.read() {
+            Stage::Confirm { .. } if guest.ready => match guest.read() {
                 Ok(true) => self.admit(at),
                 Ok(false) => Fate::Stays,
                 Err(_) => Fate::Leaves(None),
             },
-            Stage::Parked if readable => Fate::Leaves(None),
+            Stage::Parked if guest.ready => Fate::Leaves(None),
             Stage::Parked => self.decide(at),
             Stage::Hello | Stage::Confirm { .. } => Fate::Stays,
         }
@@ -233,8 +243,9 @@ impl Acceptor {
         }
         let Some(expected) = &state.expected else { return Fate::Stays };
         if hello.token < expected.token {
+            self.shared.count(Count::Stale);
             write_at_once(&guest.stream, &stale());
-            return Fate::Leaves(Some(Count::Stale));
+            return Fate::Leaves(None);
         }
         if !expected.open {
             return Fate::Leaves(None);

@@ -38,7 +38,6 @@ impl Wire {
         let mut incoming: Vec<_> = (0..self.peers.len())
             .map(|rank| if sink.expects(rank) { Incoming::Header } else { Incoming::Done })
             .collect();
-        self.abort.check()?;
         for (rank, (stream, link)) in self.links() {
             link.begin(op, &mut outgoing[rank]);
             link.send(stream, &mut outgoing[rank], incoming[rank])?;
@@ -47,6 +46,7 @@ impl Wire {
         }
         let mut ready = Vec::with_capacity(self.peers.len());
         loop {
+            self.abort.check()?;
             let computing = sink.work();
             let unfinished =
                 |rank: &usize| incoming[*rank] != Incoming::Done || !outgoing[*rank].is_done();
@@ -60,15 +60,15 @@ impl Wire {
             }
             let timeout = if computing { Timespec::default() } else { timespec(left) };
             self.wait(&outgoing, &incoming, sink, &timeout, &mut ready)?;
-            self.abort.check()?;
             for &(rank, events) in &ready {
+                self.abort.check()?;
                 let Some((stream, link)) = &mut self.peers[rank] else { continue };
                 if events.contains(PollFlags::IN) {
                     link.receive(stream, &mut incoming[rank], sink)?;
                 } else if events.intersects(GONE) {
                     link.hung_up(stream, incoming[rank])?;
                 }
-                if events.intersects(PollFlags::OUT.union(GONE)) {
+                if events.contains(PollFlags::OUT) {
                     link.send(stream, &mut outgoing[rank], incoming[rank])?;
                 }
             }
@@ -105,7 +105,7 @@ impl Wire {
                 Incoming::Done => false,
             };
             events.set(PollFlags::IN, reads);
-            events.set(PollFlags::OUT, !outgoing[rank].is_done());
+            events.set(PollFlags::OUT, link.is_sending(&outgoing[rank]));
             events.set(PollFlags::RDHUP, link.is_open());
             // A hang-up is reported unasked: a peer that has hung up and owes
             // nothing would wake this loop forever.

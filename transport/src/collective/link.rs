@@ -22,8 +22,10 @@ use super::{
 /// header, and notices, whole.
 const INBOX: usize = 8 << 10;
 
-/// Slices handed to the kernel in one call.
+/// Slices and bytes handed to the kernel in one call: a copy short enough that
+/// an abort is noticed in time.
 const BATCH: usize = 64;
+const PORTION: usize = 1 << 20;
 
 /// Who talks to whom, in which generation.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +45,8 @@ pub(super) struct Link {
     frames_sent: u64,
     frames_received: u64,
     sending: bool,
+    // Sending failed, while there may be more to read that explains why.
+    severed: Option<Errno>,
     end: End,
 }
 
@@ -122,6 +126,7 @@ impl Link {
             frames_sent: 0,
             frames_received: 0,
             sending: false,
+            severed: None,
             end: End::Open,
         }
     }
@@ -154,9 +159,16 @@ impl Link {
         let mut slices = [IoSlice::new(&[]); BATCH];
         let whole = std::iter::once(&header[..]).chain(out.parts.iter().copied());
         let mut used = 0;
+        let mut portion = PORTION;
         for (slice, part) in slices.iter_mut().zip(whole.skip(out.part)) {
-            *slice = IoSlice::new(if used == 0 { &part[out.offset..] } else { part });
+            let part = if used == 0 { &part[out.offset..] } else { part };
+            let part = &part[..part.len().min(portion)];
+            *slice = IoSlice::new(part);
             used += 1;
+            portion -= part.len();
+            if portion == 0 {
+                break;
+            }
         }
         let mut control = SendAncillaryBuffer::default();
         match sendmsg(stream, &slices[..used], &mut control, SendFlags::NOSIGNAL) {
@@ -168,13 +180,15 @@ impl Link {
             }
             Err(Errno::AGAIN | Errno::INTR) => Ok(()),
             Err(errno) => {
-                if !matches!(incoming, Incoming::Body(_)) {
-                    // The peer may have said why before it went.
-                    self.look_ahead(stream)?;
-                }
-                Err(self.lost(errno))
+                self.severed = Some(errno);
+                self.explain(stream, incoming)
             }
         }
+    }
+
+    /// Whether sending is possible.
+    pub(super) fn is_sending(&self, out: &Outgoing) -> bool {
+        !out.is_done() && self.severed.is_none()
     }
 
     /// Receives once, as much as there is and has a place.
@@ -210,7 +224,20 @@ impl Link {
         if let Incoming::Body(_) = incoming {
             self.take(got.min(direct), incoming, sink);
         }
-        self.deliver(incoming, sink)
+        self.deliver(incoming, sink)?;
+        self.explain(stream, *incoming)
+    }
+
+    /// After sending failed: the peer may have said why before it went, which
+    /// shows once the frame that it was sending is read.
+    fn explain(&mut self, stream: &TcpStream, incoming: Incoming) -> Result<(), Error> {
+        match self.severed {
+            Some(errno) if !matches!(incoming, Incoming::Body(_)) => {
+                self.look_ahead(stream)?;
+                Err(self.lost(errno))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Moves what lies in the inbox to where it belongs.
@@ -276,7 +303,7 @@ impl Link {
     }
 
     fn last_frame(&mut self, stream: &TcpStream, op: Op, payload: &[u8]) {
-        if self.sending {
+        if self.sending || self.severed.is_some() {
             return;
         }
         let mut out = Outgoing::frame(vec![payload]);
@@ -398,6 +425,6 @@ impl Inbox {
 }
 
 fn limited(room: &mut [u8], missing: u64) -> &mut [u8] {
-    let length = room.len().min(usize::try_from(missing).unwrap_or(usize::MAX));
+    let length = room.len().min(usize::try_from(missing).unwrap_or(usize::MAX)).min(PORTION);
     &mut room[..length]
 }

@@ -11,10 +11,11 @@
 //!   and calls [`Listener::connect`] (ID-3).
 
 use std::{
+    collections::VecDeque,
     fmt,
     net::{SocketAddr, TcpListener, TcpStream},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     thread::JoinHandle,
@@ -32,6 +33,17 @@ use super::{
 
 /// How long a connection may take to say hello, or to confirm.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long the connections of a failed mesh outlive it. Each survivor sees the
+/// end of the dead rank's own connection in this time; if another survivor's
+/// ended first, it would accuse that one.
+const LINGER: Duration = Duration::from_millis(500);
+
+/// Calls that the kernel may hold until the thread accepts them.
+const BACKLOG: i32 = 1024;
+
+/// Connections that may linger; the oldest give way.
+const LINGERING: usize = 1024;
 
 /// The mesh to build: a committed plan, as one rank sees it.
 #[derive(Clone)]
@@ -81,7 +93,13 @@ pub(super) struct State {
     /// The newest generation that was connected or is being so.
     pub(super) expected: Option<Expected>,
     pub(super) closing: bool,
+    lingering: VecDeque<(Instant, TcpStream)>,
 }
+
+/// Where a failed mesh leaves its connections: they are closed a little later,
+/// or at once where there is no listener any more.
+#[derive(Clone, Default)]
+pub(super) struct Lingering(Weak<Shared>);
 
 /// A field of [`ListenerStats`].
 #[derive(Clone, Copy, Debug)]
@@ -105,6 +123,8 @@ impl Listener {
         };
         let socket = TcpListener::bind(address).map_err(at)?;
         socket.set_nonblocking(true).map_err(at)?;
+        // Longer than what std asks for: a dropped call comes back after a second.
+        rustix::net::listen(&socket, BACKLOG).map_err(|errno| at(errno.into()))?;
         let address = socket.local_addr().map_err(at)?;
         let shared = Arc::new(Shared {
             wake: Wake::new()?,
@@ -155,8 +175,8 @@ impl Listener {
         let arrivals = self.expect(&party)?;
         let streams = dial::connect(&party, &arrivals, self, deadline, abort);
         self.shared.expect_nothing(token);
-        let mesh = TcpMesh::new(token, rank, streams?, abort.clone());
-        Ok(mesh)
+        let lingering = Lingering(Arc::downgrade(&self.shared));
+        Ok(TcpMesh::new(token, rank, streams?, abort.clone(), lingering))
     }
 
     /// Tells the thread whom to let in.
@@ -167,12 +187,12 @@ impl Listener {
             && token.job == party.token.job
             && *token > party.token
         {
-            return Err(Error::refused(format!(
-                "generation {} is over, this process is in {token}",
-                party.token
-            )));
+            let what = format!("generation {} is over, this process is in {token}", party.token);
+            return Err(Error::Refused { what });
         }
-        state.expected = Some(Expected::new(party, Arc::clone(&arrivals)));
+        if let Some(older) = state.expected.replace(Expected::new(party, Arc::clone(&arrivals))) {
+            older.supersede();
+        }
         drop(state);
         // Some may be parked already.
         self.shared.wake.wake();
@@ -198,6 +218,19 @@ impl Shared {
         self.counts[what as usize].fetch_add(1, Relaxed);
     }
 
+    /// Closes what has lingered long enough; when to come back for the rest.
+    pub(super) fn reap(&self) -> Option<Duration> {
+        let mut state = self.lock();
+        loop {
+            let (since, _) = state.lingering.front()?;
+            let left = LINGER.saturating_sub(since.elapsed());
+            if !left.is_zero() {
+                return Some(left);
+            }
+            state.lingering.pop_front();
+        }
+    }
+
     fn expect_nothing(&self, token: Token) {
         if let Some(expected) = &mut self.lock().expected
             && expected.token == token
@@ -207,9 +240,27 @@ impl Shared {
     }
 }
 
+impl Lingering {
+    pub(super) fn keep(&self, streams: impl Iterator<Item = TcpStream>) {
+        let Some(shared) = self.0.upgrade() else { return };
+        let mut state = shared.lock();
+        if state.closing {
+            return;
+        }
+        state.lingering.extend(streams.map(|stream| (Instant::now(), stream)));
+        let surplus = state.lingering.len().saturating_sub(LINGERING);
+        state.lingering.drain(..surplus);
+        drop(state);
+        shared.wake.wake();
+    }
+}
+
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.shared.lock().closing = true;
+        let mut state = self.shared.lock();
+        state.closing = true;
+        state.lingering.clear();
+        drop(state);
         self.shared.wake.wake();
         if let Some(thread) = self.thread.take() {
             // It does not panic; if it did, the port is closed all the same.

@@ -9,6 +9,7 @@ use super::{
     exchange::Wire,
     frame::Op,
     link::{Link, Outgoing, Party},
+    listener::Lingering,
     recorder::{Recorder, State},
     reduce::{TreeSum, segments},
     sink::{Gathered, Sink, Slots},
@@ -40,6 +41,7 @@ pub struct TcpMesh {
     // Set while an operation runs, and left set by a panic.
     running: bool,
     arrived: Vec<f32>,
+    lingering: Lingering,
 }
 
 impl TcpMesh {
@@ -49,6 +51,7 @@ impl TcpMesh {
         rank: usize,
         streams: Vec<Option<TcpStream>>,
         abort: AbortHandle,
+        lingering: Lingering,
     ) -> Self {
         let size = streams.len();
         let link = |peer| Link::new(Party { token, own: rank, peer, size });
@@ -65,6 +68,7 @@ impl TcpMesh {
             root: None,
             running: false,
             arrived: Vec::new(),
+            lingering,
         }
     }
 
@@ -151,6 +155,19 @@ impl TcpMesh {
             }
             mesh.exchange(Op::AllToAll, outgoing, &mut slots, deadline)
         })
+    }
+
+    /// Ends as a killed process does: without a word.
+    #[cfg(test)]
+    pub(super) fn die(mut self) {
+        self.running = true;
+    }
+
+    /// The connections, to be cut from outside.
+    #[cfg(test)]
+    pub(super) fn streams(&self) -> Vec<TcpStream> {
+        let streams = self.wire.peers.iter().flatten();
+        streams.map(|(stream, _)| stream.try_clone().unwrap()).collect()
     }
 
     /// Runs one operation: after an error, this is the mesh's last.
@@ -430,17 +447,23 @@ impl Communicator for TcpMesh {
 
 impl Drop for TcpMesh {
     fn drop(&mut self) {
-        if self.root.is_some() || self.running {
+        if self.running {
             return;
         }
         match self.wire.abort.check() {
-            Err(aborted) => self.give_up(&aborted),
-            Ok(()) => {
+            Ok(()) if self.root.is_none() => {
                 for (_, (stream, link)) in self.wire.links() {
                     link.farewell(stream);
                 }
+                return;
             }
+            Err(aborted) if self.root.is_none() => self.give_up(&aborted),
+            _ => {}
         }
+        // A peer may wait for the rest of a frame that will not come, or still
+        // have our notice before it. It must not take us for the dead one.
+        let peers = self.wire.peers.drain(..).flatten();
+        self.lingering.keep(peers.map(|(stream, _)| stream));
     }
 }
 
