@@ -5,6 +5,18 @@ use tch::{Kind, Tensor};
 use crate::{Engine, Error, random::Stream};
 
 impl Engine {
+    /// Logits after each of at most `training.seq_len` tokens,
+    /// `[tokens, vocab_size]` in C order. The weights must be gathered.
+    ///
+    /// # Errors
+    /// [`Error::Fresh`], or [`Error::Model`] for tokens that the model cannot take.
+    pub fn logits(&self, ids: &[i64]) -> Result<Vec<f32>, Error> {
+        self.progress().ok_or(Error::Fresh)?;
+        let logits = self.state.replica().model().logits(ids)?;
+        let flat = logits.f_to_kind(Kind::Float).and_then(|logits| logits.f_flatten(0, -1));
+        Ok(flat.and_then(Vec::try_from).map_err(crate::model::Error::from)?)
+    }
+
     /// `count` tokens after `prompt`, whose bytes are token ids; an empty prompt
     /// starts from a newline. The model sees the last `training.seq_len` tokens.
     /// At `temperature` 0 each is the likeliest one, above it is drawn, and the
