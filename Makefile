@@ -46,7 +46,9 @@ train: data
 	$(elastic) run --standalone $(NODES) --min-nodes 1 examples/shakespeare.toml \
 		--training.dataset_path=$(DATA) $(RUN)
 
-# Tests start the programs, so these are built first.
+# Tests start the programs, so these are built first. Test binaries of crates
+# that only depend on the engine have no run path of their own.
+test: export LD_LIBRARY_PATH := $(LIBTORCH)/lib$(if $(LD_LIBRARY_PATH),:$(LD_LIBRARY_PATH))
 test: setup venv
 	cargo build --release
 	cargo test --release --workspace
