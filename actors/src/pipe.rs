@@ -19,21 +19,21 @@ const MAX_ENVELOPE: usize = 32 << 20;
 
 /// Splits a connected stream into a sender and a receiver of messages.
 #[must_use]
-pub fn split<O: Serialize, I: DeserializeOwned>(stream: UnixStream) -> (Sender<O>, Receiver<I>) {
+pub(crate) fn split<O: Serialize, I: DeserializeOwned>(stream: UnixStream) -> (Sender<O>, Receiver<I>) {
     let (read, write) = stream.into_split();
     (Sender { write, message: PhantomData }, Receiver { read, message: PhantomData })
 }
 
 /// The sending half.
 #[derive(Debug)]
-pub struct Sender<O> {
+pub(crate) struct Sender<O> {
     write: OwnedWriteHalf,
     message: PhantomData<fn(O)>,
 }
 
 /// The receiving half.
 #[derive(Debug)]
-pub struct Receiver<I> {
+pub(crate) struct Receiver<I> {
     read: OwnedReadHalf,
     message: PhantomData<fn() -> I>,
 }
@@ -43,7 +43,7 @@ impl<O: Serialize> Sender<O> {
     ///
     /// # Errors
     /// When the other side is gone.
-    pub async fn send(&mut self, message: &O) -> io::Result<()> {
+    pub(crate) async fn send(&mut self, message: &O) -> io::Result<()> {
         let body = codec::encode(message);
         let length = u32::try_from(body.len())
             .ok()
@@ -62,7 +62,7 @@ impl<I: DeserializeOwned> Receiver<I> {
     ///
     /// # Errors
     /// When the bytes are no message.
-    pub async fn receive(&mut self) -> io::Result<Option<I>> {
+    pub(crate) async fn receive(&mut self) -> io::Result<Option<I>> {
         let mut length = [0; 4];
         match self.read.read_exact(&mut length).await {
             Ok(_) => {}

@@ -8,3 +8,4 @@ pub mod cli;
 pub mod command;
 pub mod config;
 pub mod exit;
+mod launch;

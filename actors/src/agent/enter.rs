@@ -77,11 +77,19 @@ pub(super) async fn enter(
     let founding = if is_member {
         None
     } else {
-        let (identity, founding) = if options.founds {
-            founded = true;
-            found(options, id, &checkpoints)?
-        } else {
-            join(options, id, &endpoint).await?
+        let entered = match patience(options, &checkpoints)? {
+            Some(patience) => match join(options, id, &endpoint, patience).await {
+                Err(_) if options.founds => None,
+                joined => Some(joined?),
+            },
+            None => None,
+        };
+        let (identity, founding) = match entered {
+            Some(entered) => entered,
+            None => {
+                founded = true;
+                found(options, id, &checkpoints)?
+            }
         };
         identity.save(&identity_path).map_err(control)?;
         endpoint.set_identity(identity).map_err(control)?;
@@ -160,6 +168,20 @@ fn reachable(bound: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, bound.port())
 }
 
+/// How long to ask others before founding; none founds at once. The node that
+/// founds may have lost its store while the job goes on elsewhere: where the
+/// folder has a history, it asks for longer than any lease lasts.
+fn patience(options: &Options, folder: &dcp::Folder) -> Result<Option<Duration>, Error> {
+    if !options.founds {
+        return Ok(Some(options.timeouts.join * 6));
+    }
+    if options.join.len() < 2 {
+        return Ok(None);
+    }
+    let records = folder.records().map_err(|error| Error::Checkpoints(error.to_string()))?;
+    Ok((!records.is_empty()).then(|| options.timeouts.reform * 4))
+}
+
 fn found(
     options: &Options,
     store: StoreId,
@@ -214,17 +236,19 @@ async fn join(
     options: &Options,
     store: StoreId,
     endpoint: &Control,
+    patience: Duration,
 ) -> Result<(Identity, Founding), Error> {
     let token = options.token.as_deref().ok_or_else(|| {
         Error::Refused("joining needs the join token that the founder printed: --token or ELASTIC_TOKEN".into())
     })?;
     let token: JoinToken = token.parse().map_err(control)?;
-    let deadline = clock::now() + options.timeouts.join * 6;
+    let deadline = clock::now() + patience;
     loop {
         let mut last = None;
-        for address in &options.join {
+        let own = endpoint.local_addr().ok();
+        for address in options.join.iter().filter(|address| Some(**address) != own) {
             let tried = endpoint
-                .join(*address, &token, options.node.clone(), store, Vec::new(), options.timeouts.join)
+                .join(*address, &token, options.node.clone(), store, Vec::new(), options.timeouts.join.min(patience))
                 .await;
             match tried {
                 Ok(joined) => {

@@ -20,7 +20,7 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc};
 
 use job::{NodeId, command::Event, report::Progress, spec::JobSpec, state::JobState, timeouts::Timeouts};
 
-pub use admin::{AdminError, Request, Response, request};
+pub use admin::{AdminError, Request, Response, Status, WorkerStatus, request};
 
 /// How an agent runs.
 #[derive(Clone, Debug)]

@@ -90,6 +90,8 @@ pub(super) struct Member<S: StateMachine> {
     pub(super) proposals: HashMap<Ticket, ProposeReply<S::Event>>,
     pub(super) reads: Reads,
     pub(super) change: Option<PendingChange>,
+    /// Changes in force that are to be answered once the status shows them.
+    pub(super) changed: Vec<(PendingChange, Result<(), ChangeError>)>,
     /// Messages that may leave when the Ready of that number is durable.
     pub(super) held: VecDeque<(u64, Vec<Message>)>,
     /// Members to which something could not be sent since the last look.
@@ -229,6 +231,7 @@ impl<S: StateMachine> Member<S> {
             proposals: HashMap::new(),
             reads: Reads::default(),
             change: None,
+            changed: Vec::new(),
             held: VecDeque::new(),
             unsent: Vec::new(),
             states,
@@ -531,5 +534,8 @@ impl<S: StateMachine> Member<S> {
             *old = status;
             changed
         });
+        for (change, result) in self.changed.drain(..) {
+            change.answer(result);
+        }
     }
 }

@@ -59,7 +59,8 @@ impl<S: StateMachine> Member<S> {
         if let Some(pending) = done {
             let refused =
                 ChangeError::Refused { change: pending.change, reason: "Raft refuses it" };
-            pending.answer(result.map(|_| ()).map_err(|_| refused));
+            let result = result.map(|_| ()).map_err(|_| refused);
+            self.changed.push((pending, result));
         }
         Ok(())
     }

@@ -3,6 +3,7 @@
 
 mod checkpoint;
 mod data;
+mod job;
 mod print;
 mod run;
 pub mod worker;
@@ -15,7 +16,9 @@ use clap::Parser;
 use crate::cli::{CkptCommand, Cli, Command, DataCommand, RunArgs};
 use crate::config::split_arguments;
 use crate::exit::Exit;
+pub(crate) use job::ask;
 pub(crate) use print::print;
+pub(crate) use run::{FOUNDER, JOIN_LINE};
 
 /// Runs the command line of this process.
 #[must_use]
@@ -37,9 +40,10 @@ pub fn dispatch(cli: Cli) -> Exit {
     match cli.command {
         Command::Run(args) if args.print_config => print_config(&args),
         Command::Run(args) => run::run(*args),
-        Command::Status(_) | Command::Events(_) | Command::Drain(_) | Command::Stop(_) => {
-            run::unavailable()
-        }
+        Command::Status(args) => job::status(&args),
+        Command::Events(args) => job::events(&args),
+        Command::Drain(args) => job::drain(&args),
+        Command::Stop(args) => job::stop(&args),
         Command::Ckpt(CkptCommand::Ls { dir }) => checkpoint::list(&dir),
         Command::Ckpt(CkptCommand::Verify { dir }) => checkpoint::verify(&dir),
         Command::Data(DataCommand::Prepare(args)) => data::prepare(&args),

@@ -60,7 +60,7 @@ fn generate(arguments: &Arguments) -> Result<Vec<u8>, String> {
         .map_err(|error| error.to_string())?;
     let micro_batches = config.micro_batches().unwrap_or(1);
     let mut engine =
-        Engine::for_inference(engine_config(&config, micro_batches)?).map_err(|e| e.to_string())?;
+        Engine::new(engine_config(&config, micro_batches)?).map_err(|e| e.to_string())?;
     engine.load(&arguments.ckpt).map_err(|error| error.to_string())?;
     engine
         .generate(

@@ -1,0 +1,229 @@
+//! `elastic status`, `events`, `drain` and `stop`: ask an agent of the job on
+//! this machine.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use actors::agent::{AdminError, Request, Response, Status, request};
+use job::state::{Phase, Standing};
+
+use super::{fail, print, run::timeline};
+use crate::{
+    cli::{DrainArgs, EventsArgs, StatusArgs, StopArgs},
+    exit::Exit,
+};
+
+const WATCH: Duration = Duration::from_millis(500);
+
+/// Asks the agent of one node's folder.
+///
+/// # Errors
+/// When none answers.
+pub(crate) fn ask(folder: &Path, what: &Request) -> Result<Response, AdminError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let unreachable =
+        |error| AdminError::Unreachable { folder: folder.display().to_string(), error };
+    runtime.map_err(unreachable)?.block_on(request(folder, what))
+}
+
+/// Asks any agent of the job in a dump folder.
+fn ask_any(dump: &Path, what: &Request) -> Result<Response, String> {
+    let nodes = node_folders(dump);
+    if nodes.is_empty() {
+        return Err(format!(
+            "no job in {}: name its job.dump_folder with --dump-folder",
+            dump.display()
+        ));
+    }
+    let mut last = String::new();
+    for folder in nodes {
+        match ask(&folder, what) {
+            Ok(response) => return Ok(response),
+            Err(error) => last = error.to_string(),
+        }
+    }
+    Err(format!("{last}; the job does not run on this machine now"))
+}
+
+fn node_folders(dump: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dump.join("nodes")).into_iter().flatten().flatten();
+    let mut folders: Vec<PathBuf> =
+        entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
+    folders.sort();
+    folders
+}
+
+pub(super) fn status(args: &StatusArgs) -> Exit {
+    loop {
+        let answer = ask_any(&args.target.dump_folder, &Request::Status);
+        match answer {
+            Ok(Response::Status(mut status)) => {
+                let others = others(&args.target.dump_folder, &status);
+                let text = if args.json {
+                    status.job.chain.clear();
+                    serde_json::to_string(&serde_json::json!({
+                        "status": *status,
+                        "agents": others,
+                    }))
+                    .unwrap_or_default()
+                } else {
+                    table(&status, &others)
+                };
+                if args.watch && !args.json {
+                    print("\x1b[2J\x1b[H");
+                }
+                print(&text);
+            }
+            Ok(_) => return fail(Exit::Failed, &"the agent answered with something else"),
+            Err(why) => return fail(Exit::NoJob, &why),
+        }
+        if !args.watch {
+            return Exit::Finished;
+        }
+        std::thread::sleep(WATCH);
+    }
+}
+
+/// The other agents of this machine, for their processes.
+fn others(dump: &Path, first: &Status) -> Vec<Status> {
+    let mut all = vec![first.clone()];
+    for folder in node_folders(dump) {
+        if folder.file_name().is_some_and(|name| name == first.node.as_str()) {
+            continue;
+        }
+        if let Ok(Response::Status(status)) = ask(&folder, &Request::Status) {
+            all.push(*status);
+        }
+    }
+    for status in &mut all {
+        status.job.chain.clear();
+    }
+    all.sort_by(|a, b| a.node.cmp(&b.node));
+    all
+}
+
+fn table(status: &Status, agents: &[Status]) -> String {
+    let job = &status.job;
+    let phase = match &job.phase {
+        Phase::Running => "running".to_owned(),
+        Phase::Stopping => "stopping".to_owned(),
+        Phase::Stopped => "stopped".to_owned(),
+        Phase::Finished(_) => "finished".to_owned(),
+        Phase::Failed { why, .. } => format!("failed: {why}"),
+    };
+    let newest = agents.iter().flat_map(|agent| &agent.workers).filter_map(|w| w.step).max();
+    let mesh = job.plan.as_ref().map_or_else(String::new, |plan| {
+        plan.members.iter().map(|m| m.worker.node.to_string()).collect::<Vec<_>>().join(" ")
+    });
+    let mut text = format!(
+        "job {}  {phase}  step {}/{}  generation {}.{}  leader {}\nmesh dp{}: {mesh}\ncheckpoints {}\n",
+        job.spec.job,
+        newest.unwrap_or(job.committed.0),
+        job.spec.total_steps,
+        job.era,
+        job.generation(),
+        status.leader.as_ref().map_or("none", |leader| leader.as_str()),
+        job.plan.as_ref().map_or(0, |plan| plan.members.len()),
+        job.checkpoints.keys().map(ToString::to_string).collect::<Vec<_>>().join(" "),
+    );
+    if let Some(waiting) = &status.waiting {
+        text += &format!("{waiting}\n");
+    }
+    text += &format!(
+        "{:<12} {:>11} {:<10} {:<22} {:>8}  workers (pid: rank, step)\n",
+        "node", "incarnation", "state", "address", "agent"
+    );
+    for (name, node) in &job.nodes {
+        let agent = agents.iter().find(|agent| agent.node == *name);
+        let standing = match &node.standing {
+            Standing::Active => "active".to_owned(),
+            Standing::Leaving => "leaving".to_owned(),
+            Standing::Gone(_) => "gone".to_owned(),
+        };
+        let workers = agent.map_or_else(String::new, |agent| {
+            let worker = |w: &actors::agent::WorkerStatus| {
+                let rank = w.rank.map_or("-".to_owned(), |rank| rank.to_string());
+                let step = w.step.map_or("-".to_owned(), |step| step.to_string());
+                format!("{}: rank {rank}, step {step}", w.pid)
+            };
+            agent.workers.iter().map(worker).collect::<Vec<_>>().join("; ")
+        });
+        text += &format!(
+            "{:<12} {:>11} {:<10} {:<22} {:>8}  {workers}\n",
+            name.as_str(),
+            node.incarnation.0,
+            standing,
+            node.address.to_string(),
+            agent.map_or("-".to_owned(), |agent| agent.pid.to_string()),
+        );
+    }
+    text.trim_end().to_owned()
+}
+
+pub(super) fn events(args: &EventsArgs) -> Exit {
+    if args.json {
+        return raw_events(&args.target.dump_folder);
+    }
+    match ask_any(&args.target.dump_folder, &Request::Status) {
+        Ok(Response::Status(status)) => {
+            let incidents = status.job.incidents();
+            if incidents.is_empty() {
+                print("no incidents");
+            }
+            for incident in incidents {
+                let kind = if incident.failure { "failure" } else { "change" };
+                print(&format!("{kind}: {}\n  {}", incident.cause, timeline(incident)));
+            }
+            Exit::Finished
+        }
+        Ok(_) => fail(Exit::Failed, &"the agent answered with something else"),
+        Err(why) => fail(Exit::NoJob, &why),
+    }
+}
+
+/// The committed events of the job: any node's record has them all from its
+/// start on; together they are complete.
+fn raw_events(dump: &Path) -> Exit {
+    let mut lines: std::collections::BTreeMap<(u64, u64), String> = Default::default();
+    for folder in node_folders(dump) {
+        let Ok(text) = fs::read_to_string(folder.join("events.jsonl")) else { continue };
+        let mut within = (0, 0);
+        for line in text.lines() {
+            let Ok(value) = serde_json::from_str::<serde_json::Value>(line) else { continue };
+            let Some(index) = value.get("index").and_then(serde_json::Value::as_u64) else {
+                continue;
+            };
+            within = if within.0 == index { (index, within.1 + 1) } else { (index, 0) };
+            lines.entry(within).or_insert_with(|| line.to_owned());
+        }
+    }
+    if lines.is_empty() {
+        return fail(Exit::NoJob, &format!("no events in {}", dump.display()));
+    }
+    let text: Vec<String> = lines.into_values().collect();
+    print(&text.join("\n"));
+    Exit::Finished
+}
+
+pub(super) fn drain(args: &DrainArgs) -> Exit {
+    tell(&args.target.dump_folder, &Request::Drain { node: args.node.clone() })
+}
+
+pub(super) fn stop(args: &StopArgs) -> Exit {
+    tell(&args.target.dump_folder, &Request::Stop)
+}
+
+fn tell(dump: &Path, what: &Request) -> Exit {
+    match ask_any(dump, what) {
+        Ok(Response::Accepted(text)) => {
+            print(&text);
+            Exit::Finished
+        }
+        Ok(Response::Refused(why)) => fail(Exit::Failed, &why),
+        Ok(Response::Status(_)) => fail(Exit::Failed, &"the agent answered with something else"),
+        Err(why) => fail(Exit::NoJob, &why),
+    }
+}

@@ -1,0 +1,277 @@
+//! `elastic run`: this node's agent, or with `--standalone` a whole group of
+//! them on this machine.
+
+mod progress;
+mod signals;
+mod summary;
+
+use std::{
+    net::{SocketAddr, ToSocketAddrs, UdpSocket},
+    path::{Path, PathBuf},
+};
+
+use actors::agent::{Error as AgentError, Options, Outcome, Proposal};
+use job::{NodeId, Step};
+
+pub(crate) use progress::{JOIN_LINE, timeline};
+
+use super::{fail, worker};
+use crate::{
+    cli::RunArgs,
+    config::{Config, Resolved, schema::Scope},
+    exit::Exit,
+    launch::{self, STANDALONE},
+};
+
+/// Runs this node, or a group of nodes.
+pub(super) fn run(args: RunArgs) -> Exit {
+    let resolved = match args.resolve() {
+        Ok(resolved) => resolved,
+        Err(error) => return fail(Exit::Usage, &error),
+    };
+    if std::env::var_os(STANDALONE).is_none() {
+        resolved.notes.iter().for_each(|note| eprintln!("elastic: note: {note}"));
+    }
+    match args.standalone {
+        Some(nodes) => launch::standalone(&args, &resolved.config, nodes),
+        None => node(&args, &resolved),
+    }
+}
+
+fn node(args: &RunArgs, resolved: &Resolved) -> Exit {
+    let config = &resolved.config;
+    if args.fresh
+        && let Err(why) = launch::start_anew(config)
+    {
+        return fail(Exit::Failed, &why);
+    }
+    let options = match options(args, config) {
+        Ok(options) => options,
+        Err(why) => return fail(Exit::Usage, &why),
+    };
+    if let Err(why) = log_to_file(&options) {
+        return fail(Exit::Failed, &why);
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("agent")
+        .enable_all()
+        .build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(Exit::Failed, &format!("cannot start the runtime: {error}")),
+    };
+    let exit = runtime.block_on(serve(args, config, options));
+    runtime.shutdown_background();
+    exit
+}
+
+/// Lines for a person that may wait; further ones are dropped.
+const NOTICES: usize = 1024;
+
+async fn serve(args: &RunArgs, config: &Config, options: Options) -> Exit {
+    let (notices, lines) = tokio::sync::mpsc::channel(NOTICES);
+    let wishes = match signals::wishes() {
+        Ok(wishes) => wishes,
+        Err(error) => return fail(Exit::Failed, &format!("cannot listen for signals: {error}")),
+    };
+    let folder = node_folder(config, &options.node);
+    let started = std::time::Instant::now();
+    let printer =
+        tokio::spawn(progress::print(lines, config.metrics.log_freq, config.training.steps, folder.clone()));
+    let node = options.node.clone();
+    let ended = match actors::agent::run(options, wishes, notices).await {
+        Ok(ended) => ended,
+        Err(error) => {
+            let exit = match &error {
+                AgentError::Refused(_) => Exit::Usage,
+                _ => Exit::Failed,
+            };
+            return fail(exit, &explain(&error, &folder));
+        }
+    };
+    let _ = printer.await;
+    if let Some(path) = &args.summary
+        && let Err(why) = summary::write(path, &node, &ended, config, started.elapsed())
+    {
+        return fail(Exit::Failed, &why);
+    }
+    if ended.speaks {
+        progress::farewell(&ended, config);
+    }
+    match &ended.outcome {
+        Outcome::Finished => Exit::Finished,
+        Outcome::Stopped | Outcome::Interrupted => Exit::Interrupted,
+        Outcome::Left => Exit::Left,
+        Outcome::Fenced(why) => {
+            fail(Exit::Failed, &format!("node {node} was fenced: {why}; start it again to rejoin"))
+        }
+        Outcome::Failed(why, final_) => {
+            let exit = if *final_ { Exit::DoNotRequeue } else { Exit::Failed };
+            match ended.speaks || std::env::var_os(STANDALONE).is_none() {
+                true => fail(exit, why),
+                false => exit,
+            }
+        }
+    }
+}
+
+/// A store in use is a running job: say how to join it.
+fn explain(error: &AgentError, folder: &Path) -> String {
+    let line = std::fs::read_to_string(folder.join(progress::JOIN_LINE));
+    match (error, line) {
+        (AgentError::Group(_), Ok(line)) if error.to_string().contains("in use") => {
+            format!("{error}; the job is running, to add a node:\n{}", line.trim())
+        }
+        _ => error.to_string(),
+    }
+}
+
+pub(super) fn node_folder(config: &Config, node: &NodeId) -> PathBuf {
+    Path::new(&config.job.dump_folder).join("nodes").join(node.as_str())
+}
+
+fn options(args: &RunArgs, config: &Config) -> Result<Options, String> {
+    let node = match &args.node_id {
+        Some(node) => node.clone(),
+        None => host_name()?,
+    };
+    let listen = match &args.listen {
+        Some(text) => address(text, "--listen")?,
+        None => SocketAddr::from(([0, 0, 0, 0], DEFAULT_PORT)),
+    };
+    let advertise = args.advertise.as_deref().map(|text| address(text, "--advertise")).transpose()?;
+    let join: Vec<SocketAddr> =
+        args.join.iter().map(|text| address(text, "--join")).collect::<Result<_, _>>()?;
+    let founds = join.first().is_none_or(|first| is_this_node(*first, listen, advertise));
+    let worker = match &config.elastic.worker_bin {
+        Some(path) => PathBuf::from(path),
+        None => worker::beside().map_err(|error| format!("cannot find this program: {error}"))?,
+    };
+    if !worker.exists() {
+        return Err(format!(
+            "worker program {} does not exist: build it with `make build`, or set elastic.worker_bin",
+            worker.display()
+        ));
+    }
+    let timeouts = config.timeouts().map_err(|error| error.to_string())?;
+    Ok(Options {
+        node,
+        dump_folder: absolute(Path::new(&config.job.dump_folder))?,
+        checkpoint_folder: absolute(&config.checkpoint_folder())?,
+        listen,
+        advertise,
+        join,
+        token: args.token.clone(),
+        founds,
+        slots: config.elastic.nproc_per_node,
+        proposal: proposal(config)?,
+        worker,
+        worker_environment: worker_environment(),
+        timeouts,
+        difference,
+        adopt,
+    })
+}
+
+/// torchrun's default port has a neighbour.
+const DEFAULT_PORT: u16 = 29400;
+
+/// Several ranks on one machine: more threads than cores make each step slower.
+fn worker_environment() -> Vec<(String, String)> {
+    [("OMP_NUM_THREADS", "1"), ("OMP_WAIT_POLICY", "PASSIVE"), ("MKL_CBWR", "AUTO")]
+        .into_iter()
+        .filter(|(key, _)| std::env::var_os(key).is_none())
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .collect()
+}
+
+fn proposal(config: &Config) -> Result<Proposal, String> {
+    Ok(Proposal {
+        config: serde_json::to_string(config).map_err(|error| error.to_string())?,
+        config_digest: config.digest(),
+        min_nodes: config.elastic.min_nodes,
+        max_nodes: config.elastic.max_nodes,
+        micro_batches: config.micro_batches(),
+        total_steps: Step(config.training.steps),
+        sharding: config.parallelism.sharding,
+        max_failures: config.elastic.max_failures,
+        checkpoints: config.checkpoint.enable,
+        keep_latest_k: config.checkpoint.keep_latest_k,
+    })
+}
+
+/// The keys in which a job differs from this node's configuration.
+fn difference(mine: &str, theirs: &str) -> String {
+    let parsed = (serde_json::from_str::<Config>(mine), serde_json::from_str::<Config>(theirs));
+    let (Ok(mine), Ok(theirs)) = parsed else {
+        return "its configuration is of another version".into();
+    };
+    let differences = mine.difference(&theirs);
+    let identity = differences.iter().filter(|difference| {
+        crate::config::Key::find(&difference.key).is_some_and(|key| key.scope == Scope::Identity)
+    });
+    let lines: Vec<String> = identity
+        .map(|d| format!("{} is {} here and {} there", d.key, d.mine, d.theirs))
+        .collect();
+    lines.join(", ")
+}
+
+/// This node's own keys under the job's.
+fn adopt(mine: &str, job: &str) -> String {
+    let text = job.to_owned();
+    let parsed = (serde_json::from_str::<Config>(mine), serde_json::from_str::<Config>(job));
+    let (Ok(mine), Ok(job)) = parsed else { return text };
+    serde_json::to_string(&mine.adopt(&job)).unwrap_or_else(|_| text)
+}
+
+fn address(text: &str, flag: &str) -> Result<SocketAddr, String> {
+    let mut found = text
+        .to_socket_addrs()
+        .map_err(|error| format!("{flag} {text}: {error}; it is HOST:PORT, such as host1:29400"))?;
+    found.next().ok_or_else(|| format!("{flag} {text}: the name has no address"))
+}
+
+/// Whether an address in `--join` is this node's own: then it founds.
+fn is_this_node(address: SocketAddr, listen: SocketAddr, advertise: Option<SocketAddr>) -> bool {
+    if advertise == Some(address) {
+        return true;
+    }
+    let local = UdpSocket::bind(SocketAddr::new(address.ip(), 0)).is_ok();
+    local && (address.port() == listen.port() || listen.port() == 0 && std::env::var_os(FOUNDER).is_some())
+}
+
+/// Set by the launcher for the node that founds.
+pub(crate) const FOUNDER: &str = "ELASTIC_STANDALONE_FOUNDER";
+
+fn host_name() -> Result<NodeId, String> {
+    let system = rustix::system::uname();
+    NodeId::new(system.nodename().to_string_lossy())
+        .map_err(|error| format!("{error}: give this node a name with --node-id"))
+}
+
+fn absolute(path: &Path) -> Result<PathBuf, String> {
+    std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// The agent's log lies beside its store.
+fn log_to_file(options: &Options) -> Result<(), String> {
+    let folder = options.dump_folder.join("nodes").join(options.node.as_str());
+    let path = folder.join("agent.log");
+    std::fs::create_dir_all(&folder)
+        .map_err(|error| format!("cannot create {}: {error}", folder.display()))?;
+    let file = std::fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(&path)
+        .map_err(|error| format!("cannot open {}: {error}", path.display()))?;
+    let filter = tracing_subscriber::EnvFilter::try_from_env("ELASTIC_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    // A second call in one process is a test's: the first log stays.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(false)
+        .with_writer(std::sync::Mutex::new(file))
+        .try_init();
+    Ok(())
+}

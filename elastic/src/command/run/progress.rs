@@ -1,0 +1,231 @@
+//! Lines for the person who watches: steps from the node that holds rank 0,
+//! incidents from the one that leads.
+
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use actors::agent::{Ended, Notice, Outcome};
+use job::{
+    NodeId,
+    command::Event,
+    incident::Incident,
+    report::Progress,
+    state::{JobState, Phase},
+};
+use tokio::sync::mpsc;
+
+use crate::{config::Config, launch::STANDALONE};
+
+/// File in the node's folder that holds the line that adds a node.
+pub(crate) const JOIN_LINE: &str = "join-line";
+
+/// Prints until the agent ended.
+pub(super) async fn print(
+    mut notices: mpsc::Receiver<Notice>,
+    log_freq: u64,
+    steps: u64,
+    folder: PathBuf,
+) {
+    let mut pace = Pace { log_freq, steps, since: None };
+    let standalone = std::env::var_os(STANDALONE).is_some();
+    while let Some(notice) = notices.recv().await {
+        match notice {
+            Notice::Founded { address, token, state } => {
+                let line = format!("elastic run [CONFIG] --join {address} --token {token}");
+                keep_join_line(&folder, &line);
+                if !standalone {
+                    say(&format!(
+                        "job {} founded, listening on {address}; on every other node:\n  {line}",
+                        short(&state)
+                    ));
+                }
+            }
+            Notice::Joined { state } => {
+                if !standalone {
+                    say(&format!("joined job {}", short(&state)));
+                }
+            }
+            Notice::Stepped { progress, state } => {
+                if let Some(line) = pace.line(&progress, &state) {
+                    say(&line);
+                }
+            }
+            Notice::Validated { step, loss } => say(&format!("validate step {step}  loss {loss:.5}")),
+            Notice::Event { event, state, leads } => {
+                if leads && let Some(line) = describe(&event, &state) {
+                    say(&line);
+                }
+            }
+            Notice::Waiting(what) => say(&what),
+            Notice::Warning(what) => eprintln!("elastic: {what}"),
+        }
+    }
+}
+
+struct Pace {
+    log_freq: u64,
+    steps: u64,
+    since: Option<(Instant, u64, u64)>,
+}
+
+impl Pace {
+    fn line(&mut self, progress: &Progress, state: &Arc<JobState>) -> Option<String> {
+        let now = Instant::now();
+        let step = progress.step.0;
+        let (from, from_step, tokens) = self.since.unwrap_or((now, step, 0));
+        let tokens = tokens + progress.tokens;
+        let due = step == 1 || step % self.log_freq == 0 || step == self.steps;
+        if !due {
+            self.since = Some((from, from_step, tokens));
+            return None;
+        }
+        self.since = Some((now, step, 0));
+        let measured = step > from_step && now > from;
+        let (rate, per_step) = if measured {
+            let spent = (now - from).as_secs_f64();
+            (tokens as f64 / spent, spent / (step - from_step) as f64)
+        } else {
+            let spent = progress.micros.max(1) as f64 / 1e6;
+            (progress.tokens as f64 / spent, spent)
+        };
+        let eta = Duration::from_secs_f64(per_step * self.steps.saturating_sub(step) as f64);
+        let ranks = state.plan.as_ref().map_or(0, |plan| plan.members.len());
+        Some(format!(
+            "step {step:>5}/{}  loss {:8.5}  grad_norm {:7.4}  {rate:>8.0} tok/s  mesh dp{ranks}  generation {}  eta {}",
+            self.steps,
+            progress.loss,
+            progress.grad_norm,
+            progress.generation,
+            clock(eta)
+        ))
+    }
+}
+
+fn describe(event: &Event, state: &JobState) -> Option<String> {
+    match event {
+        Event::Planned { generation, mesh, reason, failure, .. } => {
+            let mark = if *failure { "!" } else { "-" };
+            Some(format!("{mark} generation {generation}: {reason}; mesh {}", names(mesh)))
+        }
+        Event::Resumed { generation, .. } => {
+            let incident = state.incidents().last().filter(|last| last.to == *generation)?;
+            Some(format!("- generation {generation}: {}", timeline(incident)))
+        }
+        Event::CheckpointCommitted { step, .. } => Some(format!("- checkpoint of step {step} committed")),
+        Event::CheckpointDistrusted { step, why } => {
+            Some(format!("! checkpoint of step {step} quarantined: {why}"))
+        }
+        Event::NodeEvicted { node, cause, .. } => Some(format!("! node {node} evicted: {cause}")),
+        Event::JobStopping { .. } => Some("- the job saves and stops".into()),
+        _ => None,
+    }
+}
+
+/// One line that tells an incident by phase.
+pub(crate) fn timeline(incident: &Incident) -> String {
+    let ms = |micros: u64| micros as f64 / 1e3;
+    let between = |from: u64, to: u64| ms(to.saturating_sub(from));
+    let sealed = incident.sealed.map_or(incident.planned.0, |at| at.0);
+    let resumed = incident.resumed.map_or(sealed, |at| at.0);
+    format!(
+        "resumed at step {} from {} state, {} step(s) redone, {:.0} ms (agree {:.0}, stop and seal {:.0}, rebuild {:.0}, restore {:.0}, first step {:.0})",
+        incident.restore.map_or(0, |step| step.0),
+        incident.tier,
+        incident.steps_redone,
+        between(incident.noticed.0, resumed),
+        between(incident.noticed.0, incident.planned.0),
+        between(incident.planned.0, sealed),
+        ms(incident.timing.rebuild_micros),
+        ms(incident.timing.restore_micros),
+        ms(incident.timing.step_micros),
+    )
+}
+
+/// The last lines of a run.
+pub(super) fn farewell(ended: &Ended, config: &Config) {
+    let Some(state) = &ended.state else { return };
+    let mut text = String::new();
+    if let (Outcome::Finished, Phase::Finished(report)) = (&ended.outcome, &state.phase) {
+        text += &format!("finished: step {}  loss {:.5}", report.step, report.loss);
+        if let Some(loss) = report.validation_loss {
+            text += &format!("  validation loss {loss:.5}");
+        }
+        text += &format!("\nweights sha256 {}\n", report.weights_sha256);
+        if !report.sample.is_empty() {
+            text += &format!("sample:\n{}\n", indent(&report.sample));
+        }
+    } else if let Outcome::Stopped = ended.outcome {
+        text += "stopped with a checkpoint; the same command goes on from it\n";
+    }
+    if let Some((step, _)) = state.checkpoints.last_key_value() {
+        let folder = config.checkpoint_folder().join(format!("step-{step}"));
+        text += &format!("checkpoint {}\n", folder.display());
+    }
+    let incidents = state.incidents();
+    let failures = incidents.iter().filter(|incident| incident.failure).count();
+    text += &format!("incidents: {} ({failures} failures)\n", incidents.len());
+    for incident in incidents.iter().filter(|incident| incident.failure) {
+        text += &format!("  {}: {}\n", incident.cause, timeline(incident));
+    }
+    let accounting = state.incidents.accounting();
+    let total = accounting.total().max(1) as f64;
+    let shares: Vec<String> = accounting
+        .kinds()
+        .iter()
+        .filter(|(_, micros)| *micros > 0)
+        .map(|(kind, micros)| {
+            format!("{kind} {:.1}s ({:.0}%)", *micros as f64 / 1e6, *micros as f64 / total * 100.0)
+        })
+        .collect();
+    text += &format!("wall time: {}", shares.join(", "));
+    say(&text);
+}
+
+fn indent(text: &str) -> String {
+    text.lines().map(|line| format!("  | {line}")).collect::<Vec<_>>().join("\n")
+}
+
+fn names(mesh: &[NodeId]) -> String {
+    match mesh {
+        [] => "empty, waiting".into(),
+        _ => mesh.iter().map(NodeId::as_str).collect::<Vec<_>>().join(" "),
+    }
+}
+
+fn short(state: &JobState) -> String {
+    state.spec.job.to_string().chars().take(8).collect()
+}
+
+fn clock(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
+        (0, 0, s) => format!("{s}s"),
+        (0, m, s) => format!("{m}m{s:02}s"),
+        (h, m, _) => format!("{h}h{m:02}m"),
+    }
+}
+
+fn keep_join_line(folder: &Path, line: &str) {
+    use std::os::unix::fs::OpenOptionsExt;
+    // It holds the token: for this user's eyes only.
+    let file = std::fs::OpenOptions::new()
+        .create(true)
+        .truncate(true)
+        .write(true)
+        .mode(0o600)
+        .open(folder.join(JOIN_LINE));
+    let written = file.and_then(|mut file| file.write_all(line.as_bytes()));
+    if let Err(error) = written {
+        tracing::warn!(%error, "the join line could not be kept");
+    }
+}
+
+/// A closed pipe on the other side ends the lines, not the job.
+fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
