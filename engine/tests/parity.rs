@@ -9,9 +9,11 @@
 mod support;
 
 use std::{
+    ffi::OsStr,
     fs,
     path::{Path, PathBuf},
     process::Command,
+    time::Instant,
 };
 
 use engine::{
@@ -24,7 +26,7 @@ use engine::{
 };
 use job::{Step, tokens::TRAIN_FILE};
 use serde::Deserialize;
-use support::{dataset, enter, step, token};
+use support::{dataset, deadline, enter, step, token};
 use transport::collective::Solo;
 
 const STEPS: u64 = 30;
@@ -55,6 +57,13 @@ struct Files {
     config: PathBuf,
     tokens: PathBuf,
     out: PathBuf,
+}
+
+impl Files {
+    /// In the order of the oracles' arguments.
+    fn all(&self) -> [&Path; 4] {
+        [&self.checkpoint, &self.config, &self.tokens, &self.out]
+    }
 }
 
 /// Saves the state of an engine, its configuration and some ids in `folder`.
@@ -90,9 +99,9 @@ fn all_ids(config: &Config) -> Vec<i64> {
         .collect()
 }
 
-/// Runs an oracle on some files.
+/// Runs an oracle; what it prints.
 #[track_caller]
-fn run(oracle: &str, files: &Files) {
+fn run<I: AsRef<OsStr>>(oracle: &str, arguments: impl IntoIterator<Item = I>) -> String {
     let python = std::env::var_os("ELASTIC_TEST_PYTHON").unwrap_or_else(|| {
         panic!(
             "ELASTIC_TEST_PYTHON names no Python with torch 2.11: run `make venv`, then `make test`"
@@ -101,12 +110,13 @@ fn run(oracle: &str, files: &Files) {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../chaos-tests/oracles").join(oracle);
     let output = Command::new(python)
         .arg(script)
-        .args([&files.checkpoint, &files.config, &files.tokens, &files.out])
+        .args(arguments)
         // The wheel brings its own libtorch.
         .env_remove("LD_LIBRARY_PATH")
         .output()
         .unwrap();
     assert!(output.status.success(), "{oracle}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// Trains 30 steps here and there; the losses differ by at most `tolerance`,
@@ -120,9 +130,11 @@ fn check(local_batch_size: usize, tolerance: f64) {
     let mut engine = enter(&config, &comm);
     engine.initialize();
     let files = files(folder.path(), &engine, &all_ids(&config));
-    run("reference.py", &files);
+    run("reference.py", files.all());
     let expected: Reference = serde_json::from_slice(&fs::read(&files.out).unwrap()).unwrap();
+    let begin = Instant::now();
     let reports: Vec<StepReport> = (0..STEPS).map(|_| step(&mut engine, &mut comm)).collect();
+    let speed = STEPS as f64 * 8.0 * 128.0 / begin.elapsed().as_secs_f64();
 
     let largest = |difference: &dyn Fn(usize, &StepReport) -> f64| {
         reports.iter().enumerate().map(|(s, r)| difference(s, r)).fold(0.0, f64::max)
@@ -131,7 +143,8 @@ fn check(local_batch_size: usize, tolerance: f64) {
     let norm = largest(&|s, r| (r.grad_norm / expected.grad_norm[s] - 1.0).abs());
     let lr = largest(&|s, r| (r.lr - expected.lr[s]).abs());
     println!(
-        "{} micro-batches: loss {} -> {}, largest relative difference {loss:.1e}, of norms {norm:.1e}",
+        "{} micro-batches: loss {} -> {}, largest relative difference {loss:.1e}, of norms \
+         {norm:.1e}; {speed:.0} tokens/s on one thread",
         config.micro_batches(),
         reports[0].loss,
         reports[29].loss,
@@ -164,7 +177,7 @@ fn pytorch_computes_our_logits_from_our_checkpoint() {
     }
     let ids: Vec<i64> = b"O Romeo, Romeo! wherefore art thou".iter().map(|&b| b.into()).collect();
     let files = files(folder.path(), &engine, &ids);
-    run("logits.py", &files);
+    run("logits.py", files.all());
     let bytes = fs::read(&files.out).unwrap();
     let expected: Vec<f32> =
         bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
@@ -175,4 +188,25 @@ fn pytorch_computes_our_logits_from_our_checkpoint() {
         logits.iter().zip(&expected).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
     println!("logits up to {largest}, largest difference {difference:e}");
     assert!(difference <= 1e-5 * largest, "{difference} of {largest}");
+}
+
+#[test]
+fn pytorch_finds_our_digests_in_our_checkpoint() {
+    // TRAJ-1, CKPT-2
+    let folder = tempfile::tempdir().unwrap();
+    dataset(folder.path(), 60_000);
+    let config = config(folder.path(), 4);
+    let mut comm = Solo::new(token(1));
+    let mut engine = enter(&config, &comm);
+    engine.initialize();
+    for _ in 0..2 {
+        step(&mut engine, &mut comm);
+    }
+    let files = files(folder.path(), &engine, &[]);
+    let digests = engine.digests(&mut comm, deadline()).unwrap();
+    let [weights, state, loss] =
+        [digests.weights_sha256, digests.state_sha256, digests.loss_sha256].map(hex::encode);
+    let checkpoint = files.checkpoint.display().to_string();
+    let options = [&checkpoint, "--weights", &weights, "--state", &state, "--loss", &loss];
+    println!("{}", run("digest.py", options));
 }
