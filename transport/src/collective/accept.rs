@@ -9,7 +9,10 @@ use std::{
 };
 
 use job::Token;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+};
 
 use super::{
     dial::{Party, Wake, write_at_once},
@@ -24,7 +27,7 @@ const GUESTS: usize = 256;
 /// How long a hello of a newer token waits for the plan to arrive.
 const PARKING: Duration = Duration::from_secs(30);
 
-/// After the system ran out of descriptors.
+/// After the system ran out of descriptors or memory.
 const RELIEF: Duration = Duration::from_millis(20);
 
 /// Who may come in.
@@ -149,8 +152,10 @@ impl Acceptor {
             tv_sec: left.as_secs() as i64,
             tv_nsec: i64::from(left.subsec_nanos()),
         });
-        // After an interruption nothing is ready, and the loop comes back.
-        let _ = poll(&mut set, timeout.as_ref());
+        if poll(&mut set, timeout.as_ref()).is_err_and(|errno| errno != Errno::INTR) {
+            // Out of memory: nothing is ready, and the loop comes back.
+            std::thread::sleep(RELIEF);
+        }
         let ready: Vec<_> = set.iter().map(|polled| !polled.revents().is_empty()).collect();
         self.shared.wake.clear();
         for (guest, ready) in self.guests.iter_mut().zip(&ready[2..]) {

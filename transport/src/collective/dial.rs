@@ -61,16 +61,16 @@ enum Stage {
     Connected,
 }
 
-/// A connection to every other rank.
+/// Fills in a connection to every other rank.
 pub(super) fn connect(
     party: &Party,
     arrivals: &Arc<Wake>,
     listener: &Listener,
+    streams: &mut [Option<TcpStream>],
     deadline: Instant,
     abort: &AbortHandle,
-) -> Result<Vec<Option<TcpStream>>, Error> {
+) -> Result<(), Error> {
     let size = party.addresses.len();
-    let mut streams: Vec<_> = (0..size).map(|_| None).collect();
     let mut calls: Vec<_> = (party.rank + 1..size)
         .map(|rank| Call {
             rank,
@@ -108,7 +108,7 @@ pub(super) fn connect(
     for stream in streams.iter().flatten() {
         configure(stream).map_err(|errno| Error::system("setsockopt", errno))?;
     }
-    Ok(streams)
+    Ok(())
 }
 
 /// Writes a message that a fresh connection's buffer holds whole.

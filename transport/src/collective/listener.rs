@@ -43,7 +43,7 @@ const LINGER: Duration = Duration::from_millis(500);
 const BACKLOG: i32 = 1024;
 
 /// Connections that may linger; the oldest give way.
-const LINGERING: usize = 1024;
+const LINGERING: usize = 256;
 
 /// The mesh to build: a committed plan, as one rank sees it.
 #[derive(Clone)]
@@ -173,10 +173,18 @@ impl Listener {
         }
         let party = dial::Party { token, key: Key(key), rank, addresses };
         let arrivals = self.expect(&party)?;
-        let streams = dial::connect(&party, &arrivals, self, deadline, abort);
+        let mut streams: Vec<_> = (0..size).map(|_| None).collect();
+        let connected = dial::connect(&party, &arrivals, self, &mut streams, deadline, abort);
         self.shared.expect_nothing(token);
         let lingering = Lingering(Arc::downgrade(&self.shared));
-        Ok(TcpMesh::new(token, rank, streams?, abort.clone(), lingering))
+        match connected {
+            Ok(()) => Ok(TcpMesh::new(token, rank, streams, abort.clone(), lingering)),
+            Err(error) => {
+                // Some peers may take the mesh for formed.
+                lingering.keep(streams.into_iter().flatten());
+                Err(error)
+            }
+        }
     }
 
     /// Tells the thread whom to let in.

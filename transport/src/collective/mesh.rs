@@ -6,6 +6,7 @@ use job::{Token, shares::Shares};
 
 use super::{
     AbortHandle, Communicator, Error,
+    arguments::{check_limit, check_output, check_pieces, check_rank, check_splits},
     exchange::Wire,
     frame::Op,
     link::{Link, Outgoing, Party},
@@ -13,18 +14,12 @@ use super::{
     recorder::{Recorder, State},
     reduce::{TreeSum, segments},
     sink::{Gathered, Sink, Slots},
-    solo::{check_limit, check_output, check_pieces, check_rank, check_splits},
+    splits::{bytes_of, cut, evenly},
 };
 
 /// Sums of at most this many elements go to every rank in one exchange instead
 /// of two: below it, latency costs more than bytes.
 const SMALL: usize = 4096;
-
-/// Broadcasts from this many bytes on are spread over all ranks' connections.
-const SPREAD: usize = 256 << 10;
-
-/// Elements that cuts of a sum are rounded to: a cache line.
-const LINE: usize = 16;
 
 /// The communicator of one generation over TCP, made by
 /// [`super::Listener::connect`].
@@ -200,7 +195,7 @@ impl TcpMesh {
         }
     }
 
-    fn exchange<S: Sink>(
+    pub(super) fn exchange<S: Sink>(
         &mut self,
         op: Op,
         outgoing: Vec<Outgoing>,
@@ -211,12 +206,12 @@ impl TcpMesh {
         self.wire.exchange(op, outgoing, sink, deadline)
     }
 
-    fn nothing<'a>(&self) -> Vec<Outgoing<'a>> {
+    pub(super) fn nothing<'a>(&self) -> Vec<Outgoing<'a>> {
         (0..self.size()).map(|_| Outgoing::nothing()).collect()
     }
 
     /// A frame for every peer.
-    fn to_all<'a>(&self, parts: impl Fn(usize) -> Vec<&'a [u8]>) -> Vec<Outgoing<'a>> {
+    pub(super) fn to_all<'a>(&self, parts: impl Fn(usize) -> Vec<&'a [u8]>) -> Vec<Outgoing<'a>> {
         (0..self.size())
             .map(|rank| match rank == self.rank {
                 true => Outgoing::nothing(),
@@ -295,55 +290,6 @@ impl TcpMesh {
             .and_then(|mut sum| self.exchange(op, outgoing, &mut sum, deadline));
         self.arrived = arrived;
         result
-    }
-
-    fn broadcast_directly(
-        &mut self,
-        root: usize,
-        buffer: &mut [u8],
-        deadline: Instant,
-    ) -> Result<(), Error> {
-        let mut slots = Slots::none(self.size());
-        if root == self.rank {
-            let outgoing = self.to_all(|_| vec![&*buffer]);
-            return self.exchange(Op::Broadcast, outgoing, &mut slots, deadline);
-        }
-        slots.set(root, buffer);
-        self.exchange(Op::Broadcast, self.nothing(), &mut slots, deadline)
-    }
-
-    /// The root hands each other rank a part, and these pass them on: the root
-    /// sends the buffer once instead of once for each rank.
-    fn broadcast_spread(
-        &mut self,
-        root: usize,
-        buffer: &mut [u8],
-        deadline: Instant,
-    ) -> Result<(), Error> {
-        let splits = evenly(buffer.len(), self.size(), Some(root));
-        let own = splits[self.rank].clone();
-        let mut slots = Slots::none(self.size());
-        if root == self.rank {
-            let outgoing = self.to_all(|rank| vec![&buffer[splits[rank].clone()]]);
-            return self.exchange(Op::Broadcast, outgoing, &mut slots, deadline);
-        }
-        slots.set(root, &mut buffer[own]);
-        self.exchange(Op::Broadcast, self.nothing(), &mut slots, deadline)?;
-        let (mut outgoing, mut own) = (self.nothing(), &[][..]);
-        let mut slots = Slots::none(self.size());
-        for (rank, split) in cut(buffer, &splits).into_iter().enumerate() {
-            match rank {
-                _ if rank == self.rank => own = split,
-                _ if rank == root => {}
-                _ => slots.set(rank, split),
-            }
-        }
-        for (rank, out) in outgoing.iter_mut().enumerate() {
-            if rank != root && rank != self.rank {
-                *out = Outgoing::frame(vec![own]);
-            }
-        }
-        self.exchange(Op::Broadcast, outgoing, &mut slots, deadline)
     }
 }
 
@@ -432,11 +378,7 @@ impl Communicator for TcpMesh {
     ) -> Result<(), Error> {
         self.operate(Op::Broadcast, |mesh| {
             check_rank(root, mesh.size())?;
-            if buffer.len() < SPREAD || mesh.size() < 3 {
-                mesh.broadcast_directly(root, buffer, deadline)
-            } else {
-                mesh.broadcast_spread(root, buffer, deadline)
-            }
+            mesh.broadcast_from(root, buffer, deadline)
         })
     }
 
@@ -471,63 +413,5 @@ impl fmt::Debug for TcpMesh {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { token, rank, root, .. } = self;
         write!(f, "TcpMesh({token}, rank {rank} of {}, root {root:?})", self.size())
-    }
-}
-
-/// A buffer's splits, which are disjoint and in order.
-fn cut<'a>(buffer: &'a mut [u8], splits: &[Range<usize>]) -> Vec<&'a mut [u8]> {
-    let (mut rest, mut at) = (buffer, 0);
-    let next = |split: &Range<usize>| {
-        let (_, after) = std::mem::take(&mut rest).split_at_mut(split.start - at);
-        let (part, after) = after.split_at_mut(split.len());
-        (rest, at) = (after, split.end);
-        part
-    };
-    splits.iter().map(next).collect()
-}
-
-/// Splits of whole cache lines as even as possible, none for the rank left out.
-fn evenly(length: usize, ranks: usize, without: Option<usize>) -> Vec<Range<usize>> {
-    let lines = length.div_ceil(LINE);
-    let takers = ranks - usize::from(without.is_some());
-    let (mut taker, mut at) = (0, 0);
-    let next = |rank| {
-        let start = at;
-        if Some(rank) != without {
-            taker += 1;
-            at = (lines * taker / takers * LINE).min(length);
-        }
-        start..at
-    };
-    (0..ranks).map(next).collect()
-}
-
-fn bytes_of(elements: &Range<usize>) -> Range<usize> {
-    elements.start * size_of::<f32>()..elements.end * size_of::<f32>()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn even_splits_cover_everything_in_whole_lines() {
-        for length in [0, 1, 15, 16, 17, 100, 4097] {
-            for ranks in 2..7 {
-                for without in [None, Some(0), Some(ranks - 1)] {
-                    let splits = evenly(length, ranks, without);
-                    assert!(check_splits(&splits, ranks, length).is_ok());
-                    assert_eq!(splits.iter().map(Range::len).sum::<usize>(), length);
-                    assert!(splits.iter().all(|split| split.start % LINE == 0 || split.is_empty()));
-                    assert!(without.is_none_or(|rank| splits[rank].is_empty()));
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn cuts_leave_gaps_out() {
-        let mut buffer = [0, 1, 2, 3, 4, 5];
-        assert_eq!(cut(&mut buffer, &[1..2, 2..2, 4..6]), [&[1][..], &[], &[4, 5]]);
     }
 }

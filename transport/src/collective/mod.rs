@@ -19,6 +19,8 @@
 
 mod abort;
 mod accept;
+mod arguments;
+mod broadcast;
 mod communicator;
 mod dial;
 mod error;
@@ -32,6 +34,7 @@ mod recorder;
 mod reduce;
 mod sink;
 mod solo;
+mod splits;
 pub mod tree;
 
 #[cfg(test)]

@@ -5,13 +5,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use job::{Era, Generation, JobId, Token};
+use job::{Era, Generation, JobId, Token, shares::Shares};
 
 use super::*;
 
 mod arithmetic;
 mod faults;
 mod port;
+mod process;
 mod speed;
 
 pub(super) fn token(generation: u64) -> Token {
@@ -59,4 +60,36 @@ pub(super) fn with_listeners<T: Send>(
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
+}
+
+/// An operation during which something happens.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum During {
+    Barrier,
+    Votes,
+    Sum,
+    Broadcast,
+}
+
+impl During {
+    pub(super) const ALL: [Self; 4] = [Self::Barrier, Self::Votes, Self::Sum, Self::Broadcast];
+
+    /// Repeats the operation until it fails.
+    pub(super) fn run(self, mesh: &mut TcpMesh) -> Error {
+        let size = mesh.size();
+        let shares = Shares::even(size as u32, size as u32);
+        let piece = vec![1.0; 1 << 20];
+        let mut out = piece.clone();
+        loop {
+            let result = match self {
+                Self::Barrier => mesh.barrier(soon()),
+                Self::Votes => mesh.all_gather_bytes(&[1; 100], 100, soon()).map(drop),
+                Self::Sum => mesh.all_reduce_tree(&shares, &[&piece], &mut out, soon()),
+                Self::Broadcast => mesh.broadcast(0, bytemuck::cast_slice_mut(&mut out), soon()),
+            };
+            if let Err(error) = result {
+                return error;
+            }
+        }
+    }
 }

@@ -42,6 +42,25 @@ fn a_mesh_of_four_forms_again_and_again() {
 }
 
 #[test]
+fn a_tree_sum_in_memory() {
+    const ELEMENTS: usize = 1 << 20;
+    let pieces = vec![vec![1.0_f32; ELEMENTS]; 8];
+    let nodes = Shares::even(8, 8);
+    let nodes = (0..8).flat_map(|rank| nodes.pieces(rank));
+    let pieces: Vec<_> = nodes.zip(pieces.iter().map(Vec::as_slice)).collect();
+    let mut out = vec![0.0; ELEMENTS];
+    let sums = (0..9).map(|_| {
+        let start = Instant::now();
+        tree::combine(8, &pieces, &mut out).unwrap();
+        start.elapsed()
+    });
+    let median = median(sums.collect());
+    let rate = (8 * ELEMENTS * 4) as f64 / median.as_secs_f64() / 1e9;
+    println!("tree sum of 8 pieces of 4 MiB: median {median:?}, {rate:.1} GB/s");
+    assert!(out.iter().all(|&sum| sum == 8.0));
+}
+
+#[test]
 fn a_sum_of_four_million_elements() {
     const ELEMENTS: usize = 4 << 20;
     let shares = Shares::even(4, 4);
