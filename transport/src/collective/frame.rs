@@ -128,29 +128,54 @@ impl Header {
     }
 }
 
-/// The payload of a fault: the rank at its root (-1 if none), then the reason.
-pub(super) fn encode_notice(error: &Error) -> Vec<u8> {
-    let root = error.peer().map_or(-1, |rank| rank as i32);
-    let mut notice = root.to_le_bytes().to_vec();
-    notice.extend(error.to_string().bytes().take(NOTICE - notice.len()));
-    notice
+/// Why a mesh failed, as told to a peer. Layout: the rank at the root (-1 if
+/// none), the rank that saw it, the reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Notice {
+    pub(super) error: Error,
+    /// The rank that saw it first-hand; passing it on changes nothing.
+    pub(super) reporter: usize,
 }
 
-/// What `own` rank makes of a notice from rank `from`. Nobody can make a rank
-/// accuse itself: then it is the reporter that is out of reach.
-pub(super) fn decode_notice(notice: &[u8], from: usize, own: usize, size: usize) -> Error {
-    let Some((root, reason)) = notice.split_first_chunk() else {
-        return Error::Protocol { rank: from, detail: "an empty notice".into() };
-    };
-    let reason = String::from_utf8_lossy(reason);
-    match usize::try_from(i32::from_le_bytes(*root)) {
-        Ok(root) if root == own => {
-            Error::PeerLost { rank: from, why: format!("it gave this rank up: {reason}") }
+impl Notice {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let root = self.error.peer().map_or(-1, |rank| rank as i32);
+        let mut bytes = root.to_le_bytes().to_vec();
+        bytes.extend((self.reporter as u32).to_le_bytes());
+        let reason = match &self.error {
+            Error::PeerLost { why: reason, .. } | Error::Aborted { reason } => reason.clone(),
+            error => error.to_string(),
+        };
+        bytes.extend(reason.bytes().take(NOTICE - bytes.len()));
+        bytes
+    }
+
+    /// What rank `own` of `size` makes of a notice from rank `from`. Nobody can
+    /// make a rank accuse itself: then it is the reporter that is out of reach.
+    pub(super) fn decode(bytes: &[u8], from: usize, own: usize, size: usize) -> Self {
+        let fields = bytes.split_first_chunk().and_then(|(root, rest)| {
+            let (reporter, reason) = rest.split_first_chunk()?;
+            Some((i32::from_le_bytes(*root), u32::from_le_bytes(*reporter) as usize, reason))
+        });
+        let (root, reporter, reason) = match fields {
+            Some((root, reporter, reason)) if reporter < size && reporter != own => {
+                (root, reporter, reason)
+            }
+            _ => {
+                let error = Error::Protocol { rank: from, detail: "a notice without sense".into() };
+                return Self { error, reporter: from };
+            }
+        };
+        let mut why = String::from_utf8_lossy(reason).into_owned();
+        if reporter == from {
+            why = format!("rank {from} reports: {why}");
         }
-        Ok(root) if root < size => {
-            Error::PeerLost { rank: root, why: format!("rank {from} reports: {reason}") }
-        }
-        _ => Error::Aborted { reason: format!("rank {from} reports: {reason}") },
+        let error = match usize::try_from(root) {
+            Ok(root) if root == own => Error::PeerLost { rank: reporter, why },
+            Ok(root) if root < size => Error::PeerLost { rank: root, why },
+            _ => Error::Aborted { reason: why },
+        };
+        Self { error, reporter }
     }
 }
 
@@ -193,17 +218,30 @@ mod tests {
         check(token(1, 7), 5, Op::Fault, 1 << 30, "over the limit of 512");
     }
 
+    #[track_caller]
+    fn check_notice(error: Error, reporter: usize, own: usize, peer: Option<usize>, text: &str) {
+        let bytes = Notice { error, reporter }.encode();
+        assert!(bytes.len() <= NOTICE);
+        let notice = Notice::decode(&bytes, 1, own, 4);
+        assert_eq!(notice.error.peer(), peer);
+        assert!(notice.error.to_string().starts_with(text), "{}", notice.error);
+    }
+
     #[test]
     fn a_notice_names_the_root_and_never_the_reader() {
-        let lost = Error::PeerLost { rank: 3, why: "reset".repeat(300) };
-        let notice = encode_notice(&lost);
-        assert!(notice.len() <= NOTICE);
-        assert_eq!(decode_notice(&notice, 1, 0, 4).peer(), Some(3));
-        assert_eq!(decode_notice(&notice, 1, 3, 4).peer(), Some(1));
-        assert_eq!(decode_notice(&notice, 1, 0, 3).peer(), None);
+        let lost = |why: &str| Error::PeerLost { rank: 3, why: why.into() };
+        check_notice(lost("reset"), 1, 0, Some(3), "rank 3 is lost: rank 1 reports: reset");
+        check_notice(lost(&"x".repeat(2000)), 1, 0, Some(3), "rank 3 is lost: rank 1 reports: x");
+        check_notice(lost("reset"), 1, 3, Some(1), "rank 1 is lost: rank 1 reports: reset");
+        // Passed on by rank 1, it is still what rank 2 saw.
+        let relayed = lost("rank 2 reports: reset");
+        check_notice(relayed.clone(), 2, 0, Some(3), "rank 3 is lost: rank 2 reports: reset");
+        check_notice(relayed, 2, 3, Some(2), "rank 2 is lost: rank 2 reports: reset");
         let aborted = Error::Aborted { reason: "plan 8".into() };
-        let heard = decode_notice(&encode_notice(&aborted), 1, 0, 4).to_string();
-        assert_eq!(heard, "aborted: rank 1 reports: aborted: plan 8");
-        assert_eq!(decode_notice(&[1], 2, 0, 4).peer(), Some(2));
+        check_notice(aborted, 1, 0, None, "aborted: rank 1 reports: plan 8");
+        let nonsense = "rank 1 broke the protocol: a notice without sense";
+        check_notice(lost("reset"), 9, 0, Some(1), nonsense);
+        check_notice(lost("reset"), 0, 0, Some(1), nonsense);
+        assert_eq!(Notice::decode(&[1], 2, 0, 4).error.peer(), Some(2));
     }
 }

@@ -14,7 +14,7 @@ use rustix::{
 
 use super::{
     Error,
-    frame::{HEADER, Header, Op, decode_notice, encode_notice},
+    frame::{HEADER, Header, Notice, Op},
     sink::Sink,
 };
 
@@ -47,6 +47,7 @@ pub(super) struct Link {
     sending: bool,
     // Sending failed, while there may be more to read that explains why.
     severed: Option<Errno>,
+    heard: Option<Notice>,
     end: End,
 }
 
@@ -127,6 +128,7 @@ impl Link {
             frames_received: 0,
             sending: false,
             severed: None,
+            heard: None,
             end: End::Open,
         }
     }
@@ -293,8 +295,13 @@ impl Link {
 
     /// Tells the peer why this mesh is over, if the stream is between frames
     /// and has room; it will not hear more.
-    pub(super) fn give_up(&mut self, stream: &TcpStream, error: &Error) {
-        self.last_frame(stream, Op::Fault, &encode_notice(error));
+    pub(super) fn give_up(&mut self, stream: &TcpStream, notice: &Notice) {
+        self.last_frame(stream, Op::Fault, &notice.encode());
+    }
+
+    /// Why the peer gave its mesh up, if it said so.
+    pub(super) fn heard(&self) -> Option<&Notice> {
+        self.heard.as_ref()
     }
 
     /// Tells the peer that all went well.
@@ -372,11 +379,14 @@ impl Link {
     }
 
     /// The error that a notice carries, once it is here whole.
-    fn fault_at(&self, at: usize, header: Header) -> Result<(), Error> {
+    fn fault_at(&mut self, at: usize, header: Header) -> Result<(), Error> {
         let Party { own, peer, size, .. } = self.party;
         let start = at + HEADER;
         match self.inbox.filled().get(start..start + header.bytes as usize) {
-            Some(notice) => Err(decode_notice(notice, peer, own, size)),
+            Some(bytes) => {
+                let notice = Notice::decode(bytes, peer, own, size);
+                Err(self.heard.insert(notice).error.clone())
+            }
             None => Ok(()),
         }
     }

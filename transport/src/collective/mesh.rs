@@ -8,7 +8,7 @@ use super::{
     AbortHandle, Communicator, Error,
     arguments::{check_limit, check_output, check_pieces, check_rank, check_splits},
     exchange::Wire,
-    frame::Op,
+    frame::{Notice, Op},
     link::{Link, Outgoing, Party},
     listener::Lingering,
     recorder::{Recorder, State},
@@ -190,8 +190,11 @@ impl TcpMesh {
 
     fn give_up(&mut self, error: &Error) {
         self.root = Some(error.clone());
+        let heard = self.wire.peers.iter().flatten().find_map(|(_, link)| link.heard());
+        let first_hand = || Notice { error: error.clone(), reporter: self.rank };
+        let notice = heard.cloned().unwrap_or_else(first_hand);
         for (_, (stream, link)) in self.wire.links() {
-            link.give_up(stream, error);
+            link.give_up(stream, &notice);
         }
     }
 

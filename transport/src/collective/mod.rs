@@ -13,6 +13,30 @@
 //! - SEC-1: a peer proves that it holds the generation's key before anything is
 //!   allocated for it.
 //!
+//! ```
+//! # use std::time::{Duration, Instant};
+//! # use job::{Era, Generation, JobId, Token};
+//! use transport::collective::{AbortHandle, Communicator, Listener, MeshSpec};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let deadline = Instant::now() + Duration::from_secs(10);
+//! # let job = JobId(Default::default());
+//! # let token = Token { job, era: Era(0), generation: Generation(1) };
+//! let listeners = [Listener::bind("127.0.0.1:0".parse()?)?, Listener::bind("127.0.0.1:0".parse()?)?];
+//! let addresses: Vec<_> = listeners.iter().map(Listener::local_addr).collect();
+//! let ranks = listeners.into_iter().enumerate().map(|(rank, listener)| {
+//!     let spec = MeshSpec { token, key: [7; 32], rank, addresses: addresses.clone() };
+//!     std::thread::spawn(move || {
+//!         let mut mesh = listener.connect(spec, deadline, &AbortHandle::new()?)?;
+//!         mesh.all_gather_bytes(&[rank as u8], 1, deadline)
+//!     })
+//! });
+//! for rank in ranks.collect::<Vec<_>>() {
+//!     assert_eq!(rank.join().unwrap()?, [[0], [1]]);
+//! }
+//! # Ok(()) }
+//! ```
+//!
 //! Absent on purpose: encryption of tensors, retries within a generation (a
 //! broken mesh stays broken; the group plans the next one), and any idea of
 //! what a tensor means.

@@ -109,7 +109,7 @@ fn an_abort_ends_a_blocked_operation_within_10_ms() {
             if took.is_some() {
                 assert_eq!(error.to_string(), "aborted: plan 2 is committed");
             } else if matches!(during, During::Barrier) {
-                let expected = "aborted: rank 1 reports: aborted: plan 2 is committed";
+                let expected = "aborted: rank 1 reports: plan 2 is committed";
                 assert_eq!(error.to_string(), expected);
             }
         }
