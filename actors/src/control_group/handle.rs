@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 
+use job::codec;
 use job::replicated::StateMachine;
 use job::voters::Change;
 use serde::{Deserialize, Serialize};
@@ -14,7 +15,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast, oneshot, watch};
 use super::Founding;
 use super::member::Input;
 use super::reads::Waiter;
-use super::replica::Replica;
 use super::wire;
 
 /// The largest command, encoded: some thousand nodes in one plan.
@@ -26,9 +26,29 @@ pub(super) const MOST_COMMAND_BYTES: usize = 4 << 20;
 pub struct Ticket {
     /// Random, one per proposing process.
     pub client: u64,
-    /// Counts from 1. A ticket more than 127 behind the newest that was applied
-    /// of its client is refused as unknown.
+    /// Counts from 1. One that stays behind hundreds of later ones of its client
+    /// is forgotten, and then refused as unknown.
     pub seq: u64,
+}
+
+/// The tickets of this process.
+#[derive(Clone)]
+pub(super) struct Tickets {
+    client: u64,
+    next: Arc<AtomicU64>,
+}
+
+impl Default for Tickets {
+    fn default() -> Self {
+        let client = uuid::Uuid::new_v4().as_u64_pair().0;
+        Self { client, next: Arc::new(AtomicU64::new(1)) }
+    }
+}
+
+impl Tickets {
+    pub(super) fn next(&self) -> Ticket {
+        Ticket { client: self.client, seq: self.next.fetch_add(1, Ordering::Relaxed) }
+    }
 }
 
 /// A command that is committed and applied.
@@ -252,8 +272,7 @@ pub(super) struct Inner<S: StateMachine> {
     pub(super) stop: Arc<AtomicBool>,
     /// KiB of the inbox that are free.
     pub(super) room: Arc<Semaphore>,
-    pub(super) client: u64,
-    pub(super) seq: AtomicU64,
+    pub(super) tickets: Tickets,
     pub(super) founding: Founding,
     pub(super) read_deadline: Duration,
     pub(super) inbox: SyncSender<Input<S>>,
@@ -308,8 +327,7 @@ impl<S: StateMachine> Handle<S> {
     /// A ticket for a new proposal of this process.
     #[must_use]
     pub fn ticket(&self) -> Ticket {
-        let seq = self.inner.seq.fetch_add(1, Ordering::Relaxed);
-        Ticket { client: self.inner.client, seq }
+        self.inner.tickets.next()
     }
 
     /// Commits and applies a command; only the leader can.
@@ -319,7 +337,7 @@ impl<S: StateMachine> Handle<S> {
     /// try again after `Unknown`, keep a [`Handle::ticket`] and use
     /// [`Handle::propose_as`].
     pub async fn propose(&self, command: S::Command) -> Result<Proposed<S::Event>, ProposeError> {
-        self.propose_as(self.ticket(), command).await
+        self.submit(None, &command).await
     }
 
     /// [`Handle::propose`] on behalf of another process, or once more.
@@ -331,14 +349,22 @@ impl<S: StateMachine> Handle<S> {
         ticket: Ticket,
         command: S::Command,
     ) -> Result<Proposed<S::Event>, ProposeError> {
-        let entry = Replica::<S>::entry(ticket, &command);
-        if entry.len() > MOST_COMMAND_BYTES {
-            let (bytes, limit) = (entry.len(), MOST_COMMAND_BYTES);
+        self.submit(Some(ticket), &command).await
+    }
+
+    async fn submit(
+        &self,
+        ticket: Option<Ticket>,
+        command: &S::Command,
+    ) -> Result<Proposed<S::Event>, ProposeError> {
+        let command = codec::encode(command);
+        if command.len() > MOST_COMMAND_BYTES {
+            let (bytes, limit) = (command.len(), MOST_COMMAND_BYTES);
             return Err(ProposeError::TooLarge { bytes, limit });
         }
-        let room = self.room(entry.len()).ok_or(ProposeError::Busy)?;
+        let room = self.room(command.len()).ok_or(ProposeError::Busy)?;
         let (reply, answer) = oneshot::channel();
-        self.send(Input::Propose { ticket, entry, reply, room }).map_err(|full| match full {
+        self.send(Input::Propose { ticket, command, reply, room }).map_err(|full| match full {
             Refusal::Full => ProposeError::Busy,
             Refusal::Stopped => ProposeError::Stopped,
         })?;

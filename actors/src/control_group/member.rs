@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -19,12 +19,12 @@ use super::disk::Disk;
 use super::election::{self, Turns};
 use super::handle::{
     Applied, AppliedReceiver, ChangeError, Handle, Inner, ProposeError, Proposed, Role, Snapshot,
-    Status, Ticket,
+    Status, Ticket, Tickets,
 };
 use super::log::Log;
 use super::membership::PendingChange;
 use super::reads::{Reads, Waiter};
-use super::replica::Replica;
+use super::replica::{self, Replica};
 use super::store::Store;
 use super::{Error, Options, Outbound, bridge};
 
@@ -51,8 +51,9 @@ const SNAPSHOT_PATIENCE: u32 = 100;
 pub(super) enum Input<S: StateMachine> {
     Step(Box<Message>, OwnedSemaphorePermit),
     Propose {
-        ticket: Ticket,
-        entry: Vec<u8>,
+        /// None for a command of this process that is proposed for the first time.
+        ticket: Option<Ticket>,
+        command: Vec<u8>,
         reply: ProposeReply<S::Event>,
         room: OwnedSemaphorePermit,
     },
@@ -82,6 +83,7 @@ type Channels<S> = (
 pub(super) struct Member<S: StateMachine> {
     pub(super) id: u64,
     stop: Arc<AtomicBool>,
+    tickets: Tickets,
     pub(super) options: Options,
     pub(super) raft: RawNode<Log>,
     pub(super) replica: Replica<S>,
@@ -136,13 +138,13 @@ pub(super) fn start<S: StateMachine>(
         move || drop(inbox.try_send(Input::Wake))
     };
     let stop = Arc::new(AtomicBool::new(false));
+    let tickets = Tickets::default();
     let disk = Disk::start(store, wake).map_err(Error::Thread)?;
     let inner = Inner {
         id,
         stop: Arc::clone(&stop),
         room: Arc::new(Semaphore::new(INBOX_KIB)),
-        client: uuid::Uuid::new_v4().as_u64_pair().0,
-        seq: AtomicU64::new(1),
+        tickets: tickets.clone(),
         founding,
         read_deadline: options.read_deadline,
         inbox,
@@ -151,8 +153,14 @@ pub(super) fn start<S: StateMachine>(
         applied: events.downgrade(),
     };
     let channels = (states, status_in, events);
-    let member =
-        Member::new((id, stop), options, (raft, replica, applied), disk, outbound, channels);
+    let member = Member::new(
+        (id, stop, tickets),
+        options,
+        (raft, replica, applied),
+        disk,
+        outbound,
+        channels,
+    );
     std::thread::Builder::new()
         .name("elastic-raft".into())
         .spawn(move || serve(member, &inputs))
@@ -213,7 +221,7 @@ fn serve<S: StateMachine>(mut member: Member<S>, inputs: &Receiver<Input<S>>) {
 
 impl<S: StateMachine> Member<S> {
     fn new(
-        (id, stop): (u64, Arc<AtomicBool>),
+        (id, stop, tickets): (u64, Arc<AtomicBool>, Tickets),
         options: Options,
         (raft, replica, applied): (RawNode<Log>, Replica<S>, u64),
         disk: Disk,
@@ -223,6 +231,7 @@ impl<S: StateMachine> Member<S> {
         Self {
             id,
             stop,
+            tickets,
             options,
             raft,
             replica,
@@ -281,8 +290,8 @@ impl<S: StateMachine> Member<S> {
     fn handle(&mut self, input: Input<S>) {
         match input {
             Input::Step(message, _room) => self.step(*message),
-            Input::Propose { ticket, entry, reply, room: _room } => {
-                self.propose(ticket, entry, reply);
+            Input::Propose { ticket, command, reply, room: _room } => {
+                self.propose(ticket, &command, reply);
             }
             Input::Read(waiter) => self.reads.ask(waiter),
             Input::Change { change, reply } => self.change(change, reply),
@@ -317,20 +326,31 @@ impl<S: StateMachine> Member<S> {
         }
     }
 
-    fn propose(&mut self, ticket: Ticket, entry: Vec<u8>, reply: ProposeReply<S::Event>) {
-        let refusal = if !self.leads() {
-            Some(ProposeError::NotLeader { leader: self.leader() })
-        } else if self.proposals.len() >= MOST_PROPOSALS || self.proposals.contains_key(&ticket) {
-            Some(ProposeError::Busy)
-        } else {
-            // Dropped while leadership is handed over or too much is uncommitted.
-            self.raft.propose(Vec::new(), entry).err().map(|_| ProposeError::Busy)
-        };
-        match refusal {
+    fn propose(&mut self, ticket: Option<Ticket>, command: &[u8], reply: ProposeReply<S::Event>) {
+        match self.try_propose(ticket, command) {
             // A caller that went away needs no answer.
-            Some(error) => drop(reply.send(Err(error))),
-            None => drop(self.proposals.insert(ticket, reply)),
+            Err(error) => drop(reply.send(Err(error))),
+            Ok(ticket) => drop(self.proposals.insert(ticket, reply)),
         }
+    }
+
+    fn try_propose(
+        &mut self,
+        ticket: Option<Ticket>,
+        command: &[u8],
+    ) -> Result<Ticket, ProposeError> {
+        if !self.leads() {
+            return Err(ProposeError::NotLeader { leader: self.leader() });
+        }
+        let under_way = ticket.is_some_and(|t| self.proposals.contains_key(&t));
+        if self.proposals.len() >= MOST_PROPOSALS || under_way {
+            return Err(ProposeError::Busy);
+        }
+        // Numbered here, in the order of the log, own numbers leave no gaps.
+        let ticket = ticket.unwrap_or_else(|| self.tickets.next());
+        // Dropped while leadership is handed over or too much is uncommitted.
+        let proposed = self.raft.propose(Vec::new(), replica::entry(ticket, command));
+        proposed.map(|()| ticket).map_err(|_| ProposeError::Busy)
     }
 
     fn tick(&mut self, now: Instant) {

@@ -4,7 +4,7 @@
 //! and proposes it again under the same [`Ticket`]. Which tickets were applied
 //! is part of the replicated state, so every member skips the same ones.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use job::codec;
 use job::replicated::StateMachine;
@@ -16,8 +16,10 @@ use super::handle::Ticket;
 /// first. A process uses one, so this is many restarts of many nodes.
 const MOST_CLIENTS: usize = 1024;
 
-/// How far behind the newest number of its proposer a ticket may still come.
-const WINDOW: u64 = u128::BITS as u64;
+/// Applied tickets of a proposer remembered beyond the first number that is
+/// missing. Numbers go missing rarely: a proposal keeps its own until it is
+/// committed.
+const MOST_AHEAD: usize = 256;
 
 /// The replicated state and what of the log is in it.
 #[derive(Clone, Debug)]
@@ -36,21 +38,19 @@ pub(super) enum Outcome<E> {
     Expired,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Client {
-    newest: u64,
-    /// Bit n: `newest - n` was applied.
-    seen: u128,
+    /// Whether a number up to this one was applied is forgotten.
+    forgotten: u64,
+    /// All numbers from `forgotten` to this one were applied.
+    through: u64,
+    /// Numbers applied beyond `through + 1`.
+    ahead: BTreeSet<u64>,
     /// Index of the last applied proposal.
     index: u64,
 }
 
 impl<S: StateMachine> Replica<S> {
-    /// The entry of a proposal.
-    pub(super) fn entry(ticket: Ticket, command: &S::Command) -> Vec<u8> {
-        codec::encode(&(ticket, command))
-    }
-
     pub(super) fn snapshot(&self) -> Vec<u8> {
         encode(&self.machine.snapshot(), &self.clients)
     }
@@ -68,8 +68,9 @@ impl<S: StateMachine> Replica<S> {
         index: u64,
         entry: &[u8],
     ) -> Result<(Ticket, Outcome<S::Event>), String> {
-        let (ticket, command): (Ticket, S::Command) = codec::decode(entry)
-            .map_err(|e| format!("entry {index} was written by another version: {e}"))?;
+        let (ticket, command) = split(entry)
+            .and_then(|(ticket, command)| Some((ticket, codec::decode(command).ok()?)))
+            .ok_or_else(|| format!("entry {index} was written by another version"))?;
         let outcome = match self.admit(ticket, index) {
             Some(refused) => refused,
             None => Outcome::Applied(self.machine.apply(command)),
@@ -83,25 +84,43 @@ impl<S: StateMachine> Replica<S> {
             let oldest = self.clients.iter().min_by_key(|(_, c)| c.index).map(|(&id, _)| id);
             oldest.and_then(|id| self.clients.remove(&id));
         }
-        let client =
-            self.clients.entry(ticket.client).or_insert(Client { newest: 0, seen: 0, index });
-        if ticket.seq > client.newest {
-            let by = u32::try_from(ticket.seq - client.newest).unwrap_or(u32::MAX);
-            client.seen = client.seen.checked_shl(by).unwrap_or(0) | 1;
-            client.newest = ticket.seq;
-        } else {
-            let back = client.newest - ticket.seq;
-            if back >= WINDOW {
-                return Some(Outcome::Expired);
-            }
-            if client.seen >> back & 1 == 1 {
-                return Some(Outcome::Duplicate);
-            }
-            client.seen |= 1 << back;
-        }
+        let client = self.clients.entry(ticket.client).or_default();
+        let outcome = client.admit(ticket.seq);
         client.index = index;
+        outcome
+    }
+}
+
+impl Client {
+    fn admit<E>(&mut self, seq: u64) -> Option<Outcome<E>> {
+        if seq <= self.forgotten {
+            return Some(Outcome::Expired);
+        }
+        if seq <= self.through || !self.ahead.insert(seq) {
+            return Some(Outcome::Duplicate);
+        }
+        if self.ahead.len() > MOST_AHEAD {
+            let first = self.ahead.first().copied().unwrap_or(seq);
+            (self.forgotten, self.through) = (first - 1, first - 1);
+        }
+        while self.ahead.first().is_some_and(|&n| n - 1 == self.through) {
+            self.through += 1;
+            self.ahead.pop_first();
+        }
         None
     }
+}
+
+/// The log entry of a proposal: its ticket, then the encoded command.
+pub(super) fn entry(ticket: Ticket, command: &[u8]) -> Vec<u8> {
+    [&ticket.client.to_le_bytes()[..], &ticket.seq.to_le_bytes(), command].concat()
+}
+
+fn split(entry: &[u8]) -> Option<(Ticket, &[u8])> {
+    let (client, rest) = entry.split_first_chunk()?;
+    let (seq, command) = rest.split_first_chunk()?;
+    let ticket = Ticket { client: u64::from_le_bytes(*client), seq: u64::from_le_bytes(*seq) };
+    Some((ticket, command))
 }
 
 /// The bytes of a replica with the state `machine` to which nothing was applied.
@@ -140,7 +159,7 @@ mod tests {
     }
 
     fn apply(replica: &mut Replica<Count>, index: u64, client: u64, seq: u64) -> Outcome<u64> {
-        let entry = Replica::<Count>::entry(Ticket { client, seq }, &1);
+        let entry = entry(Ticket { client, seq }, &codec::encode(&1u64));
         replica.apply(index, &entry).expect("applies").1
     }
 
@@ -167,10 +186,19 @@ mod tests {
     fn a_ticket_is_applied_once_whatever_the_order() {
         check(&[(1, 'a'), (1, 'd'), (2, 'a'), (1, 'd'), (2, 'd')]);
         check(&[(3, 'a'), (1, 'a'), (2, 'a'), (1, 'd'), (3, 'd')]);
-        check(&[(200, 'a'), (73, 'a'), (72, 'e'), (73, 'd'), (199, 'a'), (200, 'd')]);
-        check(&[(1, 'a'), (128, 'a'), (1, 'd'), (129, 'a'), (1, 'e')]);
-        check(&[(5, 'a'), (u64::MAX, 'a'), (5, 'e'), (u64::MAX - 1, 'a'), (u64::MAX, 'd')]);
-        check(&[(0, 'a'), (0, 'd'), (1, 'a'), (0, 'd')]);
+        check(&[(900, 'a'), (1, 'a'), (500, 'a'), (900, 'd'), (500, 'd'), (2, 'a'), (1, 'd')]);
+        check(&[(u64::MAX, 'a'), (1, 'a'), (u64::MAX, 'd'), (u64::MAX - 1, 'a')]);
+        check(&[(0, 'e'), (1, 'a')]);
+    }
+
+    #[test]
+    fn numbers_that_never_came_are_given_up_in_the_end() {
+        let mut tickets = vec![(1, 'a')];
+        tickets.extend((3..=2 + MOST_AHEAD as u64).map(|n| (n, 'a')));
+        tickets.extend([(1, 'd'), (3, 'd')]);
+        let last = 3 + MOST_AHEAD as u64;
+        let given_up = [(last, 'a'), (2, 'e'), (1, 'e'), (3, 'd'), (last, 'd'), (last + 1, 'a')];
+        check(&[&tickets[..], &given_up].concat());
     }
 
     #[test]
