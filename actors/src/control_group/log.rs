@@ -65,7 +65,8 @@ impl Log {
     pub(super) fn compact(&mut self, snapshot: Snapshot, keep: u64) -> (u64, u64) {
         let to = snapshot.get_metadata().index.saturating_sub(keep);
         self.snapshot = snapshot;
-        while let Some(entry) = self.entries.pop_front_if(|e| e.index <= to) {
+        let gone = self.entries.partition_point(|e| e.index <= to);
+        if let Some(entry) = self.entries.drain(..gone).next_back() {
             self.truncated = (entry.index, entry.term);
         }
         self.truncated

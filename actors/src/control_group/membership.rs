@@ -9,7 +9,7 @@ use protobuf::Message as _;
 use raft::eraftpb::{ConfChange, ConfChangeType, Entry};
 use tokio::sync::oneshot;
 
-use super::handle::ChangeError;
+use super::error::ChangeError;
 use super::member::Member;
 
 /// Entries that a learner may lack when it is promoted: it catches up within a

@@ -25,7 +25,9 @@
 mod bridge;
 mod disk;
 mod election;
+mod error;
 mod handle;
+mod leadership;
 mod log;
 mod member;
 mod membership;
@@ -45,10 +47,8 @@ use job::replicated::StateMachine;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-pub use handle::{
-    Applied, AppliedReceiver, ChangeError, Handle, ProposeError, Proposed, ReadError, Role,
-    Snapshot, Status, StepError, Ticket,
-};
+pub use error::{ChangeError, ProposeError, ReadError, StepError};
+pub use handle::{Applied, AppliedReceiver, Handle, Proposed, Role, Snapshot, Status, Ticket};
 pub use store::{Store, StoreError};
 
 /// How a member behaves. The defaults are the ones that recovery targets assume.

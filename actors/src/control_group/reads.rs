@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use tokio::sync::oneshot;
 
-use super::handle::ReadError;
+use super::error::ReadError;
 
 pub(super) type Reply = oneshot::Sender<Result<(), ReadError>>;
 

@@ -12,7 +12,8 @@ use job::replicated::StateMachine;
 use raft::Ready;
 use raft::eraftpb::{Entry, EntryType, Message, MessageType, Snapshot as RaftSnapshot};
 
-use super::handle::{Applied, ProposeError, Proposed, Snapshot};
+use super::error::ProposeError;
+use super::handle::{Applied, Proposed, Snapshot};
 use super::member::Member;
 use super::replica::{Outcome, Replica};
 use super::store::Write;
@@ -36,10 +37,10 @@ impl<S: StateMachine> Member<S> {
         if number > 0 {
             self.raft.on_persist_ready(number);
         }
-        while let Some((_, messages)) = self.held.pop_front_if(|(n, _)| *n <= number) {
-            for message in &messages {
-                self.send(message);
-            }
+        let free = self.held.partition_point(|(n, _)| *n <= number);
+        let messages: Vec<Message> = self.held.drain(..free).flat_map(|(_, m)| m).collect();
+        for message in &messages {
+            self.send(message);
         }
         self.report_unsent();
         Ok(())

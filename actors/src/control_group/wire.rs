@@ -5,7 +5,7 @@ use job::codec::MAX_MESSAGE;
 use protobuf::Message as _;
 use raft::eraftpb::{Message, MessageType};
 
-use super::handle::StepError;
+use super::error::StepError;
 
 /// A snapshot's message is a little larger than the state in it.
 const MOST_BYTES: usize = MAX_MESSAGE + (1 << 20);
