@@ -25,7 +25,12 @@ pub(crate) use run::{FOUNDER, JOIN_LINE};
 pub fn main() -> Exit {
     std::panic::set_hook(Box::new(|panic| {
         let place = panic.location().map(ToString::to_string).unwrap_or_default();
-        let what = panic.payload_as_str().unwrap_or("no message");
+        let payload = panic.payload();
+        let what = payload
+            .downcast_ref::<&str>()
+            .copied()
+            .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+            .unwrap_or("no message");
         eprintln!("elastic: internal error at {place}: {what}. This is a bug, please report it.");
     }));
     match parse(std::env::args_os().collect()) {
