@@ -8,6 +8,7 @@
 
 mod aligned;
 mod ballot;
+mod canary;
 pub mod config;
 pub mod data;
 pub mod digest;
@@ -28,6 +29,7 @@ mod sync;
 pub mod tree;
 
 pub use ballot::Verdict;
+pub use canary::arithmetic_digest;
 pub use config::Config;
 pub use error::Error;
 pub use evaluate::Digests;

@@ -174,6 +174,11 @@ impl State {
     /// The shard was moved on to `progress`.
     pub(crate) fn advance(&mut self, progress: Progress) {
         self.progress = Some(progress);
+        self.forget_gathered();
+    }
+
+    /// The weights outside the shard are to be gathered again.
+    pub(crate) fn forget_gathered(&mut self) {
         self.gathered = self.held == (0..self.layout.elements());
     }
 

@@ -193,6 +193,9 @@ impl Engine {
             return Err(Error::Place { rank, ranks: shares.ranks(), given, expected });
         }
         self.work.prepared = false;
+        // A gather that broke off ended at some ranks and not at others: in a
+        // new generation either all gather or none does.
+        self.state.forget_gathered();
         if let Some(ledger) = &mut self.ledger {
             ledger.enter(token, rank);
         }
@@ -259,7 +262,7 @@ impl Engine {
         self.state.advance(Progress {
             step: step.next(),
             updates: updates + u64::from(scale.is_some()),
-            tokens: tokens + verdict.tokens,
+            tokens: tokens.saturating_add(verdict.tokens),
             loss_chain,
         });
         Ok(StepReport {

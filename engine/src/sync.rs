@@ -10,6 +10,7 @@ use std::{ops::Range, time::Instant};
 use job::{
     codec,
     plan::{Shard, Source},
+    spec::Sharding,
 };
 use sha2::{Digest, Sha256};
 use transport::collective::Communicator;
@@ -46,12 +47,11 @@ impl Engine {
         self.discard();
         let target = self.target();
         let ranges = self.check_sources(sources, comm.size())?;
-        let reshards = sources.iter().any(|source| source.shard.of != target.of);
-        if receivers.is_empty() && !reshards {
+        if receivers.is_empty() && !self.moves(sources) {
             return Ok(());
         }
-        let own = elements(&self.layout, target);
-        let mut incoming = Incoming::new(self, target, &own);
+        let receives = receivers.iter().any(|&rank| rank as usize == comm.rank());
+        let mut incoming = Incoming::new(self, target, receives);
         for (source, range) in sources.iter().zip(ranges) {
             self.transfer(comm, source, &range, &mut incoming, deadline)?;
         }
@@ -62,6 +62,14 @@ impl Engine {
             self.state.replace(target, &weights, moments, progress);
         }
         Ok(())
+    }
+
+    /// Whether shards lie elsewhere than this mesh needs them.
+    fn moves(&self, sources: &[Source]) -> bool {
+        let of = sources.len() as u32;
+        let in_place = |source: &Source| source.shard == Shard { index: source.rank, of };
+        self.config.sharding == Sharding::Zero1
+            && !(self.target().of == of && sources.iter().all(in_place))
     }
 
     /// The elements of each source.
@@ -138,7 +146,7 @@ enum Part {
 /// What has arrived so far.
 struct Incoming {
     own: Range<usize>,
-    /// Of the sources, and of this rank where it holds what it needs.
+    /// Of the sources, and of this rank unless it receives.
     progress: Option<Progress>,
     /// None at a rank that holds what it needs.
     buffers: Option<Buffers>,
@@ -151,14 +159,18 @@ struct Buffers {
 }
 
 impl Incoming {
-    fn new(engine: &Engine, target: Shard, own: &Range<usize>) -> Self {
-        let complete = engine.shard() == Some(target);
+    fn new(engine: &Engine, target: Shard, receives: bool) -> Self {
+        let own = elements(&engine.layout, target);
+        // Weights that wait for a gather come along: afterwards either all
+        // ranks wait for one or none does.
+        let state = &engine.state;
+        let complete = !receives && engine.shard() == Some(target) && state.is_gathered();
         let buffers = (!complete).then(|| Buffers {
             weights: engine.layout.buffer(),
             moments: [AlignedBuffer::zeroed(own.len()), AlignedBuffer::zeroed(own.len())],
         });
-        let progress = if complete { engine.progress() } else { None };
-        Self { own: own.clone(), progress, buffers }
+        let progress = if receives { None } else { engine.progress() };
+        Self { own, progress, buffers }
     }
 
     /// All that hold state hold the same step of the same history.

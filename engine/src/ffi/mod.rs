@@ -6,5 +6,4 @@ mod runtime;
 mod view;
 
 pub(crate) use replica::Replica;
-#[cfg(test)]
 pub(crate) use runtime::prepare_libtorch;
