@@ -16,6 +16,18 @@ pub enum Error {
     /// The model's parameters have no layout.
     #[error(transparent)]
     Layout(#[from] layout::Error),
+    /// More than the machine has.
+    #[error(
+        "the model needs at least {} MiB of memory per rank, this machine has {} MiB: \
+         choose a smaller model",
+        needed >> 20, available >> 20
+    )]
+    Memory {
+        /// Bytes.
+        needed: u64,
+        /// Bytes of memory and swap.
+        available: u64,
+    },
     /// The forward or backward pass.
     #[error(transparent)]
     Model(#[from] model::Error),

@@ -19,6 +19,7 @@ mod generate;
 pub mod gradient;
 pub mod layout;
 mod load;
+mod memory;
 pub mod model;
 pub mod optimizer;
 pub mod random;

@@ -30,6 +30,7 @@ use crate::{
     },
     gradient::TreeAccumulator,
     layout::{AlignedBuffer, Layout},
+    memory,
     model::MicroBatch,
     optimizer::{AdamW, Schedule, adamw, clip},
     state::{self, Progress, State},
@@ -43,7 +44,8 @@ pub struct Engine {
     pub(crate) config: Config,
     pub(crate) layout: Arc<Layout>,
     pub(crate) state: State,
-    batches: Batches,
+    /// Opened by the first [`Self::enter`]: text is generated without data.
+    batches: Option<Batches>,
     ledger: Option<Ledger>,
     adamw: AdamW,
     schedule: Schedule,
@@ -88,15 +90,14 @@ pub struct StepReport {
 }
 
 impl Engine {
-    /// An engine without state (HEAL-1). Opens and checks the dataset.
+    /// An engine without state (HEAL-1).
     ///
     /// # Errors
-    /// [`Error::Config`], [`Error::Data`], or when the model does not fit.
+    /// [`Error::Config`], or [`Error::Memory`] when the model does not fit.
     pub fn new(config: Config) -> Result<Self, Error> {
         config.validate()?;
         let layout = Arc::new(Layout::new(config.model.parameters())?);
-        let batches =
-            Batches::new(open_tokens(&config, TRAIN_FILE)?, sizes(&config), config.training.seed)?;
+        memory::check(&config, layout.elements())?;
         let work = Work {
             leaf: layout.buffer(),
             accumulator: TreeAccumulator::new(0..0, config.micro_batches(), layout.elements()),
@@ -107,7 +108,7 @@ impl Engine {
             state: State::fresh(&config, Arc::clone(&layout))?,
             adamw: config.optimizer.adamw(),
             schedule: config.schedule(),
-            batches,
+            batches: None,
             ledger: None,
             seat: None,
             work,
@@ -184,13 +185,21 @@ impl Engine {
     /// was prepared in the one before is dropped (GN-3: apply it first where
     /// the seal says so).
     ///
+    /// The first time, opens and checks the training data.
+    ///
     /// # Errors
-    /// When the shares are not of this configuration's global batch, or the
-    /// rank is not in them.
+    /// [`Error::Place`] when the shares are not of this configuration's global
+    /// batch or the rank is not in them; [`Error::Tokens`], [`Error::Data`] or
+    /// [`Error::Vocabulary`] when the data does not suit.
     pub fn enter(&mut self, token: Token, rank: usize, shares: &Shares) -> Result<(), Error> {
         let (expected, given) = (self.config.micro_batches(), shares.total());
         if given != expected || rank >= shares.ranks() {
             return Err(Error::Place { rank, ranks: shares.ranks(), given, expected });
+        }
+        if self.batches.is_none() {
+            let tokens = open_tokens(&self.config, TRAIN_FILE)?;
+            let seed = self.config.training.seed;
+            self.batches = Some(Batches::new(tokens, sizes(&self.config), seed)?);
         }
         self.work.prepared = false;
         // A gather that broke off ended at some ranks and not at others: in a
@@ -365,7 +374,9 @@ impl Engine {
     /// Forward and backward of this rank's micro-batches, in index order. The
     /// ballot has no norms yet.
     fn accumulate(&mut self, step: Step, abort: &dyn Fn() -> bool) -> Result<Ballot, Error> {
-        let seat = self.seat.as_ref().ok_or(Error::NotEntered)?;
+        let (Some(seat), Some(batches)) = (&self.seat, &self.batches) else {
+            return Err(Error::NotEntered);
+        };
         let (range, total) = (seat.shares.of(seat.rank), seat.shares.total());
         let training = &self.config.training;
         let divisor = training.global_batch_size as f64 * training.seq_len as f64;
@@ -374,7 +385,7 @@ impl Engine {
         let (mut losses, mut tokens, mut consumed) = (Vec::new(), 0, Vec::new());
         for index in range.clone() {
             let ledger = self.ledger.as_mut();
-            let batch = self.batches.micro_batch(step, index, ledger)?;
+            let batch = batches.micro_batch(step, index, ledger)?;
             let micro_batch =
                 MicroBatch::new(&batch.ids, training.seq_len, self.config.model.vocab_size)?;
             let leaf = &mut work.leaf;

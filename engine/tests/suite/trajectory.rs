@@ -60,6 +60,18 @@ fn recomputation_changes_no_bit() {
     assert_eq!(quiet(&keeping, 1), quiet(&recomputing, 2));
 }
 
+#[test]
+fn half_precision_has_the_same_bits_at_every_degree() {
+    let folder = tempfile::tempdir().unwrap();
+    dataset(folder.path(), 20_000);
+    let exact = config(folder.path());
+    let mut half = exact.clone();
+    half.training.dtype = engine::config::Dtype::Bfloat16;
+    let expected = quiet(&half, 1);
+    assert_eq!(quiet(&half, 3), expected);
+    assert_ne!(quiet(&exact, 1), expected);
+}
+
 /// Two ranks train three steps; the mesh of a second generation has `ranks`
 /// ranks, of which the old ones keep their state and the others are fresh.
 fn resized(config: &Config, ranks: usize) -> Digests {
@@ -254,6 +266,30 @@ fn a_rank_keeps_to_the_mesh_that_it_entered() {
     let other = engine.enter(token(3), 0, &Shares::even(4, 1)).unwrap_err().to_string();
     assert!(other.contains("5 micro-batches"), "{other}");
     assert!(engine.enter(token(3), 2, &Shares::even(5, 2)).is_err());
+}
+
+/// Why an engine does not come to train.
+#[track_caller]
+fn check_refused(change: impl FnOnce(&mut Config), expected: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    dataset(folder.path(), 20_000);
+    let mut config = config(folder.path());
+    change(&mut config);
+    let refused = Engine::new(config)
+        .and_then(|mut engine| engine.enter(token(1), 0, &Shares::even(5, 1)))
+        .unwrap_err()
+        .to_string();
+    assert!(refused.contains(expected), "{refused}");
+}
+
+#[test]
+fn what_cannot_be_trained_is_refused_before_it_starts() {
+    let huge = engine::model::registry::find("llama3", "405B").unwrap();
+    check_refused(|config| config.model = huge, "needs at least 9289");
+    check_refused(|config| config.model.vocab_size = 200, "a vocabulary of 256 tokens");
+    check_refused(|config| config.training.seq_len = 30_000, "too few");
+    check_refused(|config| config.dataset.push("nowhere"), "nowhere/train.tok");
+    check_refused(|config| config.training.global_batch_size = 9, "global_batch_size = 9");
 }
 
 #[test]
