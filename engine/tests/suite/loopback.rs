@@ -18,6 +18,8 @@ pub(crate) struct Loopback {
     token: Token,
     rank: usize,
     meeting: Arc<Meeting>,
+    /// The broadcast of this number from now on arrives with a bit flipped.
+    pub(crate) flip: Option<usize>,
 }
 
 /// Where ranks meet: all bring bytes, all take everybody's.
@@ -45,7 +47,7 @@ pub(crate) fn mesh<T: Send>(
         Arc::new(Meeting { state: Mutex::new(round), changed: Condvar::new(), size: ranks });
     thread::scope(|scope| {
         let spawn = |rank| {
-            let mut comm = Loopback { token, rank, meeting: Arc::clone(&meeting) };
+            let mut comm = Loopback { token, rank, meeting: Arc::clone(&meeting), flip: None };
             let run = &run;
             scope.spawn(move || run(&mut comm))
         };
@@ -154,6 +156,13 @@ impl Communicator for Loopback {
     ) -> Result<(), Error> {
         let own = if self.rank == root { buffer.to_vec() } else { Vec::new() };
         buffer.copy_from_slice(&self.meet(own, deadline)?[root]);
+        self.flip = match (self.flip, buffer.first_mut()) {
+            (Some(0), Some(byte)) => {
+                *byte ^= 1;
+                None
+            }
+            (left, _) => left.map(|left| left.saturating_sub(1)),
+        };
         Ok(())
     }
 

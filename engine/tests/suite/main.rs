@@ -4,5 +4,7 @@
 
 mod checkpoint;
 mod loopback;
+mod step;
 mod support;
+mod sync;
 mod trajectory;
