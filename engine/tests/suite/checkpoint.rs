@@ -7,7 +7,7 @@ use crate::{
     loopback::mesh,
     support::{config, dataset, deadline, enter, step, token},
 };
-use engine::{Config, Digests, Engine, config::Sharding};
+use engine::{Config, Digests, Engine, config::Sharding, digest::LossChain, model::Shape};
 use job::{Step, shares::Shares};
 use transport::collective::{Communicator, Solo};
 
@@ -106,6 +106,27 @@ fn a_snapshots_memory_is_used_again() {
         engine.digests(comm, deadline()).unwrap()
     };
     assert_eq!(digests(&mut other, &mut comm), digests(&mut engine, &mut comm));
+}
+
+#[test]
+fn a_checkpoint_of_torchtitan_is_resumed() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("dcp/tests/golden/titan_v022");
+    let mut config = config(Path::new("unused"));
+    config.model = Shape {
+        dim: 8,
+        n_heads: 2,
+        n_kv_heads: 1,
+        vocab_size: 16,
+        multiple_of: 12,
+        ffn_dim_multiplier: Some(0.5),
+        ..config.model
+    };
+    let mut engine = Engine::new(config).unwrap();
+    assert_eq!(engine.load(&golden).unwrap(), Step(2));
+    let progress = engine.progress().unwrap();
+    assert_eq!((progress.updates, progress.tokens), (2, 20));
+    assert_eq!(progress.loss_chain, LossChain::default(), "torchtitan keeps none");
+    assert!(engine.logits(&[1, 2, 3]).unwrap().iter().all(|logit| logit.is_finite()));
 }
 
 /// Loads the checkpoint of the test model into another configuration.
