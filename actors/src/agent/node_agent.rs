@@ -473,8 +473,8 @@ impl State {
         if !late {
             self.reap_silent_workers();
         }
-        self.fill_slots(myself);
-        self.dial();
+        self.job = self.group.state().borrow().clone();
+        self.reconcile(myself);
         self.beat(myself);
         self.group_membership(myself);
     }

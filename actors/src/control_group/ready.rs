@@ -95,19 +95,20 @@ impl<S: StateMachine> Member<S> {
         }
     }
 
-    /// Applies committed entries, publishes the state, then answers proposers:
-    /// who proposed reads what it wrote.
+    /// Applies committed entries, publishes the state, then tells the events and
+    /// answers proposers: who hears of a fact finds it in the state.
     fn apply(&mut self, entries: &[Entry]) -> Result<(), String> {
         let Some(last) = entries.last() else {
             return Ok(());
         };
         let mut answers = Vec::new();
+        let mut facts = Vec::new();
         for entry in entries {
             match entry.get_entry_type() {
                 EntryType::EntryNormal if entry.data.is_empty() => {}
                 EntryType::EntryNormal => {
                     let (ticket, outcome) = self.replica.apply(entry.index, &entry.data)?;
-                    let result = self.conclude(entry.index, outcome);
+                    let result = conclude(entry.index, outcome, &mut facts);
                     answers.extend(self.proposals.remove(&ticket).map(|reply| (reply, result)));
                 }
                 EntryType::EntryConfChange => self.apply_change(entry)?,
@@ -118,28 +119,15 @@ impl<S: StateMachine> Member<S> {
         }
         self.applied = last.index;
         self.show_state();
+        for fact in facts {
+            // Nobody may be listening.
+            let _ = self.events.send(Arc::new(fact));
+        }
         for (reply, result) in answers {
             // A caller that went away needs no answer.
             let _ = reply.send(result);
         }
         Ok(())
-    }
-
-    fn conclude(
-        &mut self,
-        index: u64,
-        outcome: Outcome<S::Event>,
-    ) -> Result<Proposed<S::Event>, ProposeError> {
-        match outcome {
-            Outcome::Applied(events) => {
-                let applied = Applied::Events { index, events: events.clone() };
-                // Nobody may be listening.
-                let _ = self.events.send(Arc::new(applied));
-                Ok(Proposed { index, events, duplicate: false })
-            }
-            Outcome::Duplicate => Ok(Proposed { index, events: Vec::new(), duplicate: true }),
-            Outcome::Expired => Err(ProposeError::Unknown),
-        }
     }
 
     fn install(&mut self, snapshot: &RaftSnapshot) -> Result<(), String> {
@@ -192,4 +180,19 @@ fn promises_nothing(message: &Message) -> bool {
             | MessageType::MsgRequestPreVote
             | MessageType::MsgRequestPreVoteResponse
     )
+}
+
+fn conclude<E: Clone>(
+    index: u64,
+    outcome: Outcome<E>,
+    facts: &mut Vec<Applied<E>>,
+) -> Result<Proposed<E>, ProposeError> {
+    match outcome {
+        Outcome::Applied(events) => {
+            facts.push(Applied::Events { index, events: events.clone() });
+            Ok(Proposed { index, events, duplicate: false })
+        }
+        Outcome::Duplicate => Ok(Proposed { index, events: Vec::new(), duplicate: true }),
+        Outcome::Expired => Err(ProposeError::Unknown),
+    }
 }

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use actors::worker::Settings;
-use elastic::config::{Config, schema};
+use elastic::config::{Config, Field, schema};
 use engine::{
     config::{
         ActivationCheckpoint, Config as EngineConfig, Decay, Dtype, LrScheduler, Optimizer,
@@ -17,10 +17,7 @@ use engine::{
 /// # Errors
 /// One line that names the key.
 pub fn engine_config(config: &Config, micro_batches: u32) -> Result<EngineConfig, String> {
-    use elastic::config::Field;
-    let text = |value: elastic::config::value::Value| value.to_string();
-    let (name, flavor) =
-        (text(config.model.name.to_value()), text(config.model.flavor.to_value()));
+    let (name, flavor) = (config.model.name.text(), config.model.flavor.text());
     let model = registry::find(&name, &flavor).map_err(|error| error.to_string())?;
     let local = config.training.local_batch_size as usize;
     let scheduler = &config.lr_scheduler;

@@ -47,7 +47,7 @@ impl Wire {
         let mut ready = Vec::with_capacity(self.peers.len());
         loop {
             self.abort.check()?;
-            let computing = sink.work();
+            let computing = sink.work() | self.unpack(&mut incoming, sink)?;
             let unfinished =
                 |rank: &usize| incoming[*rank] != Incoming::Done || !outgoing[*rank].is_done();
             let mut waiting_for = (0..self.peers.len()).filter(unfinished).peekable();
@@ -73,6 +73,18 @@ impl Wire {
                 }
             }
         }
+    }
+
+    /// Moves what was read ahead to where there is room by now: no event of a
+    /// socket will ask for it. Says whether anything moved.
+    fn unpack(&mut self, incoming: &mut [Incoming], sink: &mut impl Sink) -> Result<bool, Error> {
+        let mut moved = false;
+        for (rank, (_, link)) in self.links() {
+            let before = incoming[rank];
+            link.deliver(&mut incoming[rank], sink)?;
+            moved |= incoming[rank] != before;
+        }
+        Ok(moved)
     }
 
     /// Peers from the next rank on, so that not all ranks begin with the same.
