@@ -155,6 +155,11 @@ fn wanted(state: &JobState, view: &View) -> Vec<Member> {
         }
         let Some(heard) = view.heard.get(name).filter(|heard| heard.report.boot == node.boot)
         else {
+            // A leader that has just begun has not heard everybody yet: who trains
+            // stays until it is suspected.
+            let known = state.plan.iter().flat_map(|plan| &plan.members);
+            let known = known.filter(|member| state.is_current(&member.worker));
+            ready.extend(known.filter(|member| member.worker.node == *name).cloned());
             continue;
         };
         for worker in &heard.report.workers {
