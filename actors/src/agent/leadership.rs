@@ -7,7 +7,7 @@ use std::{
 };
 
 use job::{
-    NodeId, Step, StoreId,
+    Generation, NodeId, Step, StoreId,
     command::Event,
     planner::{Heard, Limits, View},
     report::{NodeReport, WorkerState},
@@ -40,6 +40,8 @@ pub(super) struct Leadership {
     pub(super) working_on: BTreeSet<Step>,
     ready: BTreeSet<(NodeId, u64)>,
     newest_step: Step,
+    /// The newest generation that was decided on.
+    planned: Generation,
 }
 
 impl Leadership {
@@ -68,6 +70,7 @@ impl Leadership {
             working_on: BTreeSet::new(),
             ready: BTreeSet::new(),
             newest_step: Step(0),
+            planned: Generation(0),
         }
     }
 
@@ -104,10 +107,6 @@ impl Leadership {
     /// Takes note of what became a fact.
     pub(super) fn applied(&mut self, event: &Event) {
         match event {
-            Event::Planned { .. } => {
-                self.view.planned_since = clock::now();
-                self.view.accused_since = None;
-            }
             Event::NodeEvicted { node, .. } => {
                 self.view.evicted_at = clock::now();
                 // Whoever speaks under this name next speaks for itself.
@@ -127,6 +126,11 @@ impl Leadership {
         self.view.clock = clock::timestamp();
         self.view.late = late;
         let generation = state.generation();
+        if generation != self.planned {
+            self.planned = generation;
+            self.view.planned_since = self.view.now;
+            self.view.accused_since = None;
+        }
         let accused = self.view.heard.values().any(|heard| {
             heard
                 .report
