@@ -54,8 +54,9 @@ pub enum Command {
     Data(DataCommand),
     /// Continue a text with a trained model (runs elastic-worker).
     Generate(WorkerArgs),
-    /// Measure steps and collectives (runs elastic-worker).
-    Bench(WorkerArgs),
+    /// Measure recovery and steps.
+    #[command(subcommand)]
+    Bench(BenchCommand),
 }
 
 /// Arguments of `elastic run`.
@@ -256,6 +257,40 @@ pub struct PrepareArgs {
     pub tokenizer: String,
 }
 
+/// Benchmarks.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Kill workers and nodes of a group on this machine, and time how it goes on.
+    #[command(after_help = "Example:\n  elastic bench recovery --dataset data --rounds 5\n\n\
+            Any key of the configuration is an argument too, as with `elastic run`.")]
+    Recovery(RecoveryArgs),
+    /// A training step on one rank (runs elastic-worker).
+    Step(WorkerArgs),
+}
+
+/// Arguments of `elastic bench recovery`.
+#[derive(Clone, Debug, Args)]
+pub struct RecoveryArgs {
+    /// TOML file; without one, a small model on short steps.
+    #[arg(value_name = "CONFIG")]
+    pub config: Option<PathBuf>,
+    /// Kills of each kind: a worker, a node, the node that leads.
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+    /// Nodes of the group.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(3..=64))]
+    pub nodes: u32,
+    /// Folder that `elastic data prepare` made (training.dataset_path).
+    #[arg(long, value_name = "DIR")]
+    pub dataset: Option<PathBuf>,
+    /// Write the figures here, one row a kind.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Arguments `--section.key value`, taken out before the others are parsed.
+    #[arg(skip)]
+    pub overrides: Vec<String>,
+}
+
 /// Arguments that go to elastic-worker as they are.
 #[derive(Clone, Debug, Args)]
 #[command(disable_help_flag = true)]
@@ -293,7 +328,7 @@ fn run_help() -> String {
         "Examples:\n  \
         elastic run --standalone 4 examples/shakespeare.toml    four nodes on this machine\n  \
         elastic run job.toml --nodes 2:8                        found a job\n  \
-        elastic run job.toml --join host1:29500 --token T       the same job on another node\n  \
+        elastic run job.toml --join host1:29400 --token T       the same job on another node\n  \
         elastic run job.toml --training.steps 100 --print-config\n\n{}\n{EXIT_CODES}",
         reference()
     )

@@ -10,7 +10,11 @@ use std::{
 use actors::agent::{AdminError, Request, Response, Status, request};
 use job::state::{Phase, Standing};
 
-use super::{fail, print, run::timeline};
+use super::{
+    fail,
+    print::{print, print_line},
+    run::timeline,
+};
 use crate::{
     cli::{DrainArgs, EventsArgs, StatusArgs, StopArgs},
     exit::Exit,
@@ -75,7 +79,7 @@ pub(super) fn status(args: &StatusArgs) -> Exit {
                 if args.watch && !args.json {
                     print("\x1b[2J\x1b[H");
                 }
-                print(&text);
+                print_line(&text);
             }
             Ok(_) => return fail(Exit::Failed, &"the agent answered with something else"),
             Err(why) => return fail(Exit::NoJob, &why),
@@ -171,11 +175,11 @@ pub(super) fn events(args: &EventsArgs) -> Exit {
         Ok(Response::Status(status)) => {
             let incidents = status.job.incidents();
             if incidents.is_empty() {
-                print("no incidents");
+                print_line("no incidents");
             }
             for incident in incidents {
                 let kind = if incident.failure { "failure" } else { "change" };
-                print(&format!("{kind}: {}\n  {}", incident.cause, timeline(incident)));
+                print_line(&format!("{kind}: {}\n  {}", incident.cause, timeline(incident)));
             }
             Exit::Finished
         }
@@ -204,7 +208,7 @@ fn raw_events(dump: &Path) -> Exit {
         return fail(Exit::NoJob, &format!("no events in {}", dump.display()));
     }
     let text: Vec<String> = lines.into_values().collect();
-    print(&text.join("\n"));
+    print_line(&text.join("\n"));
     Exit::Finished
 }
 
@@ -219,7 +223,7 @@ pub(super) fn stop(args: &StopArgs) -> Exit {
 fn tell(dump: &Path, what: &Request) -> Exit {
     match ask_any(dump, what) {
         Ok(Response::Accepted(text)) => {
-            print(&text);
+            print_line(&text);
             Exit::Finished
         }
         Ok(Response::Refused(why)) => fail(Exit::Failed, &why),

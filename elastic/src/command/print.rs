@@ -9,6 +9,11 @@ pub(crate) fn print(text: &str) {
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
+/// [`print()`] with the end of the line.
+pub(crate) fn print_line(text: &str) {
+    print(&format!("{text}\n"));
+}
+
 /// `1234567` as `1,234,567`.
 pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
