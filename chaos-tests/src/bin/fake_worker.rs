@@ -1,0 +1,7 @@
+//! A worker without libtorch, for `--elastic.worker_bin`: see [`chaos_tests::fake`].
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    actors::worker::run(chaos_tests::fake::FakeFactory)
+}

@@ -1,0 +1,188 @@
+//! What a run left in its files: committed events and the steps of its ranks.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    io::{Read, Seek, SeekFrom},
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+/// A committed event, `kind` and all fields.
+#[derive(Clone, Debug)]
+pub struct Event {
+    /// Which fact it is.
+    pub kind: String,
+    /// The whole line.
+    pub line: Value,
+}
+
+/// A step of one rank.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Line {
+    /// Node that recorded it.
+    pub node: String,
+    /// The rank.
+    pub rank: u32,
+    /// Generation in which it was applied.
+    pub generation: u64,
+    /// Steps applied after it.
+    pub step: u64,
+    /// Its loss; the same on every rank, whenever it was computed (TRAJ-1).
+    pub loss: f64,
+}
+
+/// Everything that the nodes recorded, as far as their folders are still there.
+#[derive(Clone, Debug)]
+pub struct History {
+    /// Committed events in order, each once.
+    pub events: Vec<Event>,
+    /// Steps of ranks.
+    pub steps: Vec<Line>,
+}
+
+impl History {
+    pub(super) fn read(dump: &Path) -> Self {
+        let mut events: BTreeMap<(u64, u64), Event> = BTreeMap::new();
+        let mut steps = Vec::new();
+        for folder in nodes(dump) {
+            let mut place = (0, 0);
+            for line in lines(&folder.join("events.jsonl")) {
+                let index = line["index"].as_u64().unwrap_or_default();
+                place = if place.0 == index { (index, place.1 + 1) } else { (index, 0) };
+                let kind = line["kind"].as_str().unwrap_or_default().to_owned();
+                events.entry(place).or_insert(Event { kind, line });
+            }
+            let metrics = lines(&folder.join("metrics.jsonl"));
+            steps.extend(metrics.into_iter().filter_map(|line| serde_json::from_value(line).ok()));
+        }
+        Self { events: events.into_values().collect(), steps }
+    }
+
+    /// The events of one kind.
+    pub fn of<'a>(&'a self, kind: &'a str) -> impl Iterator<Item = &'a Value> {
+        self.events.iter().filter(move |event| event.kind == kind).map(|event| &event.line)
+    }
+
+    /// Steps of committed checkpoints, in order of commitment.
+    #[must_use]
+    pub fn checkpoints(&self) -> Vec<u64> {
+        self.of("checkpoint_committed").filter_map(|line| line["step"].as_u64()).collect()
+    }
+
+    /// Tiers of the seals, in order.
+    #[must_use]
+    pub fn tiers(&self) -> Vec<&str> {
+        self.of("sealed").filter_map(|line| line["tier"].as_str()).collect()
+    }
+
+    /// Steps that were computed in more than one generation.
+    #[must_use]
+    pub fn redone(&self) -> usize {
+        let mut generations: BTreeMap<u64, BTreeSet<u64>> = BTreeMap::new();
+        for line in &self.steps {
+            generations.entry(line.step).or_default().insert(line.generation);
+        }
+        generations.values().filter(|generations| generations.len() > 1).count()
+    }
+
+    /// Checks what must hold over any history.
+    ///
+    /// # Panics
+    /// When a step has two losses (TRAJ-1), a plan does not cover the global
+    /// batch once (DATA-2), or a generation was planned or sealed twice (GEN-1).
+    #[track_caller]
+    pub fn check(&self, micro_batches: u32, steps: u64) {
+        let mut losses: BTreeMap<u64, u64> = BTreeMap::new();
+        for line in &self.steps {
+            let first = losses.entry(line.step).or_insert(line.loss.to_bits());
+            assert_eq!(
+                f64::from_bits(*first),
+                line.loss,
+                "TRAJ-1: step {} has two losses, the second in {line:?}",
+                line.step
+            );
+            assert!(line.step <= steps, "a step after the last: {line:?}");
+        }
+        for plan in self.of("planned") {
+            let shares: Vec<u64> = numbers(&plan["shares"]);
+            let ranks = plan["mesh"].as_array().map_or(0, Vec::len);
+            assert_eq!(shares.len(), ranks, "one share per rank: {plan}");
+            if ranks > 0 {
+                assert_eq!(
+                    shares.iter().sum::<u64>(),
+                    u64::from(micro_batches),
+                    "DATA-2: the shares are not the global batch: {plan}"
+                );
+            }
+        }
+        for kind in ["planned", "sealed"] {
+            let mut seen = BTreeSet::new();
+            for line in self.of(kind) {
+                let token = (line["era"].as_u64(), line["generation"].as_u64());
+                assert!(seen.insert(token), "GEN-1: {token:?} was {kind} twice: {line}");
+            }
+        }
+    }
+
+    /// Checks that every step was computed by at least two ranks with work.
+    ///
+    /// # Panics
+    /// When one rank alone computed one.
+    #[track_caller]
+    pub fn check_shared(&self) {
+        let workers: BTreeMap<u64, usize> = self
+            .of("planned")
+            .map(|plan| {
+                let busy = numbers(&plan["shares"]).into_iter().filter(|share| *share > 0).count();
+                (plan["generation"].as_u64().unwrap_or_default(), busy)
+            })
+            .collect();
+        for line in &self.steps {
+            let busy = workers.get(&line.generation).copied().unwrap_or_default();
+            assert!(busy >= 2, "{busy} rank(s) at work in {line:?}");
+        }
+    }
+}
+
+/// The newest step in the records of any node. Reads only the files' ends: it is
+/// asked many times a second.
+pub(super) fn newest_step(dump: &Path) -> u64 {
+    let newest = nodes(dump).into_iter().filter_map(|folder| {
+        let text = tail(&folder.join("metrics.jsonl"))?;
+        let steps = text.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok());
+        steps.map(|line| line.step).max()
+    });
+    newest.max().unwrap_or(0)
+}
+
+const TAIL: u64 = 2048;
+
+fn tail(path: &Path) -> Option<String> {
+    let mut file = fs::File::open(path).ok()?;
+    let length = file.metadata().ok()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(TAIL))).ok()?;
+    let mut bytes = Vec::new();
+    file.take(2 * TAIL).read_to_end(&mut bytes).ok()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn nodes(dump: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dump.join("nodes")).into_iter().flatten().flatten();
+    let mut folders: Vec<_> = entries.map(|entry| entry.path()).collect();
+    folders.sort();
+    folders
+}
+
+/// The JSON lines of a file; the last one of a killed process may be torn.
+fn lines(path: &Path) -> Vec<Value> {
+    let text = fs::read(path).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+fn numbers(list: &Value) -> Vec<u64> {
+    list.as_array().into_iter().flatten().filter_map(Value::as_u64).collect()
+}
