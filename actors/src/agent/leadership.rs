@@ -129,6 +129,8 @@ impl Leadership {
         if generation != self.planned {
             self.planned = generation;
             self.view.planned_since = self.view.now;
+            // What was sound at an earlier restore may be damaged or rewritten by now.
+            self.view.verified.clear();
             self.view.accused_since = None;
         }
         let accused = self.view.heard.values().any(|heard| {
@@ -166,6 +168,7 @@ pub(super) fn limits(timeouts: &Timeouts) -> Limits {
         suspect: timeouts.suspect,
         lease: timeouts.lease,
         seal: timeouts.seal,
+        step: timeouts.step,
         accusation: timeouts.beat * 3,
         settle: timeouts.beat,
         settle_max: timeouts.budget * 2,

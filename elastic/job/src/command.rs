@@ -10,6 +10,9 @@ use crate::{
     report::{FinalReport, ResumeTiming},
 };
 
+/// Why a node that was told to leave is gone.
+pub const LEFT: &str = "it left";
+
 /// An imperative: valid or refused by [`crate::state::JobState::apply`].
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Command {

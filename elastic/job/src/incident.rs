@@ -158,7 +158,9 @@ impl Incidents {
         match self.doing {
             Doing::Startup => self.accounting.startup += spent,
             Doing::Waiting => self.accounting.wait_for_nodes += spent,
-            _ => self.accounting.productive += spent,
+            Doing::Stopping => self.accounting.abort += spent,
+            Doing::Restoring => self.accounting.restore += spent,
+            Doing::Training | Doing::Ended => self.accounting.productive += spent,
         }
         self.doing = Doing::Ended;
     }
@@ -249,7 +251,7 @@ impl Incidents {
             open.to = generation;
             open.resumed = Some(at);
             open.timing = timing;
-            let redo = open.steps_redone * timing.step_micros;
+            let redo = open.steps_redone.saturating_mul(timing.step_micros);
             let redo = redo.min(self.accounting.productive);
             self.accounting.productive -= redo;
             self.accounting.redo += redo;

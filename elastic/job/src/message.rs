@@ -27,6 +27,14 @@ pub enum AgentMessage {
         /// The beat's own time.
         sent_micros: u64,
     },
+    /// From the leader, to a process start that the group went on without: it may
+    /// not hear so from the log any more.
+    Fenced {
+        /// The process start.
+        boot: u64,
+        /// Why.
+        cause: String,
+    },
     /// To the leader: a node is to leave.
     Drain(NodeId),
 }

@@ -375,6 +375,7 @@ impl JobState {
         if plan.failure {
             self.failures_in_a_row += 1;
         }
+        self.committed = self.committed.max(plan.reached);
         self.incidents.plan(&plan, self.committed);
         let event = Event::Planned {
             era: plan.era,

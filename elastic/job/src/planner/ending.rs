@@ -4,7 +4,7 @@ use crate::{
     command::Command,
     plan::Purpose,
     planner::View,
-    report::{WorkerReport, WorkerState},
+    report::WorkerState,
     state::{JobState, Phase},
 };
 
@@ -42,15 +42,17 @@ pub(super) fn decide(state: &JobState, view: &View) -> Vec<Command> {
 /// and somebody has the final figures.
 fn finished(state: &JobState, view: &View) -> Option<Command> {
     let plan = state.plan.as_ref().filter(|plan| !plan.members.is_empty())?;
-    state.seal.as_ref()?;
+    let seal = state.seal.as_ref()?;
     let last = state.spec.total_steps;
     let mut report = None;
     for member in &plan.members {
-        let heard = view.heard.get(&member.worker.node)?;
-        let worker: &WorkerReport =
-            heard.report.workers.iter().find(|w| w.worker == member.worker.worker)?;
+        let worker = view.worker(state, &member.worker)?;
         let done = worker.finished.as_ref()?;
-        if done.step != last {
+        // What was finished before a restore of an earlier step does not count.
+        let here = worker.progress.is_some_and(|progress| {
+            progress.generation == plan.generation && progress.step == last
+        });
+        if done.step != last || !(here || seal.restore.step() == last) {
             return None;
         }
         if !done.weights_sha256.is_empty() {

@@ -2,7 +2,7 @@
 
 use crate::{
     NodeId,
-    command::Command,
+    command::{Command, LEFT},
     planner::{Limits, View, certainly_dead},
     report::WorkerState,
     state::{JobState, Phase, Standing},
@@ -13,7 +13,10 @@ pub(super) fn deaths(state: &JobState, view: &View, limits: &Limits) -> Vec<Comm
     let mut commands = Vec::new();
     for (name, node) in state.live_nodes() {
         let heard = view.heard.get(name).filter(|heard| heard.report.boot == node.boot);
-        let silent = view.now.saturating_sub(heard.map_or(view.leader_since, |heard| heard.at));
+        // A process start that was admitted in place of another has not been heard
+        // under its new standing.
+        let begun = view.leader_since.max(view.evicted_at);
+        let silent = view.now.saturating_sub(heard.map_or(begun, |heard| heard.at));
         let fatal = heard.and_then(|heard| {
             heard.report.workers.iter().find_map(|worker| match &worker.state {
                 WorkerState::Fatal(why) => Some(why),
@@ -31,7 +34,7 @@ pub(super) fn deaths(state: &JobState, view: &View, limits: &Limits) -> Vec<Comm
         } else if let (Some(why), true) = (fatal, !state.chain.is_empty()) {
             format!("its worker cannot run: {why}")
         } else if node.standing == Standing::Leaving && has_left(state, name) {
-            "it left".to_owned()
+            LEFT.to_owned()
         } else {
             continue;
         };

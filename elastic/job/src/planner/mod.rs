@@ -10,14 +10,15 @@ use std::{
 use crate::{
     Era, Generation, NodeId, Step,
     command::Command,
-    plan::Timestamp,
-    report::{NodeReport, ShardSaved},
+    plan::{Timestamp, WorkerRef},
+    report::{NodeReport, ShardSaved, WorkerReport},
     state::JobState,
 };
 
 mod checkpoints;
 mod ending;
 mod membership;
+mod mesh;
 mod planning;
 mod sealing;
 
@@ -66,8 +67,10 @@ pub struct Limits {
     pub suspect: Duration,
     /// Longest validity of a lease (LS-1).
     pub lease: Duration,
-    /// How long a member may take to seal.
+    /// How long a member may take to stop and seal.
     pub seal: Duration,
+    /// How long the step in progress may take, when a plan waits for it.
+    pub step: Duration,
     /// A broken connection between two workers that both look alive ends their
     /// generation after this long.
     pub accusation: Duration,
@@ -134,6 +137,16 @@ pub fn decide(state: &JobState, view: &View, limits: &Limits, entropy: [u8; 32])
         decision.add(&mut next, kept);
     }
     decision
+}
+
+impl View {
+    /// What the leader heard of a worker, from the process start that owns it:
+    /// worker ids begin anew with each (ID-2).
+    fn worker(&self, state: &JobState, worker: &WorkerRef) -> Option<&WorkerReport> {
+        let node = state.nodes.get(&worker.node).filter(|_| state.is_current(worker))?;
+        let heard = self.heard.get(&worker.node).filter(|heard| heard.report.boot == node.boot)?;
+        heard.report.workers.iter().find(|report| report.worker == worker.worker)
+    }
 }
 
 impl Decision {

@@ -1,10 +1,15 @@
 //! When a new generation begins and who is in it (GN-1).
 
+use std::collections::BTreeSet;
+
 use crate::{
-    NodeId,
+    Step,
     command::Command,
     plan::{Member, Plan, Purpose, Stop, WorkerRef},
-    planner::{Decision, Limits, View},
+    planner::{
+        Decision, Limits, View,
+        mesh::{distinct_nodes, is_leaving, wanted},
+    },
     report::{WorkerReport, WorkerState},
     shares::Shares,
     state::{JobState, Phase, Standing},
@@ -32,6 +37,15 @@ pub(super) fn decide(
             decision.waiting.get_or_insert_with(|| "waiting for starting nodes".into());
             return decision;
         }
+        Cause::Evict(member, cause) => {
+            decision.commands.push(Command::Evict {
+                node: member.worker.node,
+                incarnation: member.worker.incarnation,
+                cause,
+                at: view.clock,
+            });
+            return decision;
+        }
         Cause::Plan(cause) => cause,
     };
     let members = if enough { wanted } else { Vec::new() };
@@ -53,6 +67,7 @@ pub(super) fn decide(
         purpose,
         reason: cause.reason,
         failure: cause.failure,
+        reached: reached(state, view),
         last_step: view.last_step.min(view.clock),
         noticed: view.clock,
         at: view.clock,
@@ -63,6 +78,7 @@ pub(super) fn decide(
 enum Cause {
     None,
     Settling,
+    Evict(Member, String),
     Plan(Because),
 }
 
@@ -104,6 +120,16 @@ fn cause(state: &JobState, view: &View, limits: &Limits, wanted: &[Member], enou
     let broken =
         view.accused_since.is_some_and(|since| view.now.saturating_sub(since) >= limits.accusation);
     if broken && state.is_sealed() {
+        if state.failures_in_a_row >= PATIENCE_WITH_LINKS
+            && !view.late
+            && let Some(member) = worst_linked(state, view, plan)
+        {
+            let cause = format!(
+                "its tensor connections broke in {} generations in a row",
+                state.failures_in_a_row
+            );
+            return Cause::Evict(member, cause);
+        }
         return because(Stop::Now, true, "a tensor connection broke between live ranks".into());
     }
     if !state.is_sealed() || !is_training(state, view) {
@@ -112,12 +138,11 @@ fn cause(state: &JobState, view: &View, limits: &Limits, wanted: &[Member], enou
     let leaving: Vec<&str> = plan
         .members
         .iter()
-        .filter(|m| {
-            state.nodes.get(&m.worker.node).is_some_and(|n| n.standing == Standing::Leaving)
-        })
-        .map(|m| m.worker.node.as_str())
+        .filter(|member| is_leaving(state, &member.worker.node))
+        .map(|member| member.worker.node.as_str())
         .collect();
-    if !leaving.is_empty() {
+    // Whoever hands its state over stays until somebody has it.
+    if !leaving.is_empty() && *wanted != plan.members {
         return because(Stop::AtStepBoundary, false, format!("{} leaves", leaving.join(", ")));
     }
     if state.phase == Phase::Stopping && plan.purpose != Purpose::SaveAndStop {
@@ -138,61 +163,6 @@ fn cause(state: &JobState, view: &View, limits: &Limits, wanted: &[Member], enou
     }
 }
 
-/// The ranks of the best mesh that the ready workers can form: at most
-/// `max_nodes` nodes, those that train now first, and no more ranks than
-/// micro-batches; the rest stands by.
-fn wanted(state: &JobState, view: &View) -> Vec<Member> {
-    let training = |node: &NodeId| {
-        state
-            .plan
-            .as_ref()
-            .is_some_and(|plan| plan.members.iter().any(|member| member.worker.node == *node))
-    };
-    let mut ready: Vec<Member> = Vec::new();
-    for (name, node) in state.live_nodes() {
-        if node.standing != Standing::Active {
-            continue;
-        }
-        let Some(heard) = view.heard.get(name).filter(|heard| heard.report.boot == node.boot)
-        else {
-            // A leader that has just begun has not heard everybody yet: who trains
-            // stays until it is suspected.
-            let known = state.plan.iter().flat_map(|plan| &plan.members);
-            let known = known.filter(|member| state.is_current(&member.worker));
-            ready.extend(known.filter(|member| member.worker.node == *name).cloned());
-            continue;
-        };
-        for worker in &heard.report.workers {
-            if let (WorkerState::Ready, Some(address)) = (&worker.state, worker.address) {
-                ready.push(Member {
-                    worker: WorkerRef {
-                        node: name.clone(),
-                        incarnation: node.incarnation,
-                        worker: worker.worker,
-                    },
-                    slot: worker.slot,
-                    address,
-                });
-            }
-        }
-    }
-    let mut names: Vec<NodeId> = ready.iter().map(|member| member.worker.node.clone()).collect();
-    names.dedup();
-    names.sort_by_key(|name| !training(name));
-    names.truncate(state.spec.max_nodes as usize);
-    ready.retain(|member| names.contains(&member.worker.node));
-    if let Some(micro_batches) = state.micro_batches {
-        ready.truncate(micro_batches as usize);
-    }
-    ready
-}
-
-fn distinct_nodes(members: &[Member]) -> usize {
-    let mut names: Vec<&NodeId> = members.iter().map(|member| &member.worker.node).collect();
-    names.dedup();
-    names.len()
-}
-
 /// GR: growing is worth a pause once nobody else is about to be ready.
 fn settled(state: &JobState, view: &View, limits: &Limits) -> bool {
     let quiet = view.now.saturating_sub(view.quiet_since);
@@ -206,12 +176,6 @@ fn settled(state: &JobState, view: &View, limits: &Limits) -> bool {
     quiet >= limits.settle_max || (!starting && quiet >= limits.settle)
 }
 
-fn report_of<'a>(state: &JobState, view: &'a View, worker: &WorkerRef) -> Option<&'a WorkerReport> {
-    let node = state.nodes.get(&worker.node)?;
-    let heard = view.heard.get(&worker.node).filter(|heard| heard.report.boot == node.boot)?;
-    heard.report.workers.iter().find(|report| report.worker == worker.worker)
-}
-
 /// Whether a member can go on. A node that this leader has not heard yet has
 /// the benefit of the doubt until it is suspected.
 fn is_working(state: &JobState, view: &View, worker: &WorkerRef) -> bool {
@@ -222,7 +186,7 @@ fn is_working(state: &JobState, view: &View, worker: &WorkerRef) -> bool {
     let heard = view.heard.get(&worker.node);
     match (node, heard) {
         (Some(node), Some(heard)) if heard.report.boot == node.boot => {
-            report_of(state, view, worker).is_some_and(|report| report.state == WorkerState::Ready)
+            view.worker(state, worker).is_some_and(|report| report.state == WorkerState::Ready)
         }
         _ => true,
     }
@@ -234,7 +198,7 @@ fn why_lost(state: &JobState, view: &View, worker: &WorkerRef) -> String {
         Some(node) if node.incarnation != worker.incarnation => {
             format!("node {name} (its agent started again)")
         }
-        Some(node) => match (&node.standing, report_of(state, view, worker)) {
+        Some(node) => match (&node.standing, view.worker(state, worker)) {
             (Standing::Gone(cause), _) => format!("node {name} ({cause})"),
             (_, Some(WorkerReport { state: WorkerState::Lost(why), pid, .. })) => {
                 format!("worker {pid} of node {name} ({why})")
@@ -251,9 +215,42 @@ fn is_training(state: &JobState, view: &View) -> bool {
     let generation = state.generation();
     state.plan.as_ref().is_some_and(|plan| {
         plan.members.iter().any(|member| {
-            report_of(state, view, &member.worker).is_some_and(|report| {
+            view.worker(state, &member.worker).is_some_and(|report| {
                 report.progress.is_some_and(|progress| progress.generation == generation)
             })
         })
     })
+}
+
+/// The newest step that is known to be applied in the newest generation.
+fn reached(state: &JobState, view: &View) -> Step {
+    let members = state.plan.iter().flat_map(|plan| &plan.members);
+    let progress = members.filter_map(|member| view.worker(state, &member.worker)?.progress);
+    let steps = progress.filter(|progress| progress.generation == state.generation());
+    steps.map(|progress| progress.step).max().unwrap_or_default()
+}
+
+/// Generations in a row that may break without a committed step before one end
+/// of a broken connection has to go: a first break may be a hiccup.
+const PATIENCE_WITH_LINKS: u32 = 2;
+
+/// LS-2: of members that accuse each other and all look alive, the one with the
+/// most broken connections goes, of equals the one with the higher id.
+fn worst_linked(state: &JobState, view: &View, plan: &Plan) -> Option<Member> {
+    let mut broken: BTreeSet<(usize, usize)> = BTreeSet::new();
+    for (rank, member) in plan.members.iter().enumerate() {
+        let accused = view.worker(state, &member.worker).and_then(|report| report.accuses);
+        if let Some((generation, peer)) = accused
+            && generation == plan.generation
+        {
+            let peer = peer as usize;
+            if peer < plan.members.len() && peer != rank {
+                broken.insert((rank.min(peer), rank.max(peer)));
+            }
+        }
+    }
+    let of = |rank: usize| broken.iter().filter(|(a, b)| *a == rank || *b == rank).count();
+    let worst =
+        (0..plan.members.len()).filter(|rank| of(*rank) > 0).max_by_key(|rank| (of(*rank), *rank));
+    worst.map(|rank| plan.members[rank].clone())
 }

@@ -1,9 +1,11 @@
 //! Where a generation goes on from (GN-3, GN-4, HEAL-1).
 
+use std::collections::BTreeSet;
+
 use crate::{
     Step,
     command::Command,
-    plan::{Purpose, Restore, Seal, Shard, Source},
+    plan::{Plan, Purpose, Restore, Seal, Shard, Source, Stop, WorkerRef},
     planner::{Decision, Effect, Limits, View},
     report::{Position, ResumeTiming, Sealed, WorkerReport, WorkerState},
     state::JobState,
@@ -17,25 +19,25 @@ pub(super) fn decide(state: &JobState, view: &View, limits: &Limits) -> Decision
     if state.is_sealed() {
         return decision;
     }
+    let patience = match plan.stop {
+        Stop::Now => limits.seal,
+        Stop::AtStepBoundary => limits.seal + limits.step,
+    };
     let mut answers = Vec::with_capacity(plan.members.len());
     for member in &plan.members {
         let answer = view
-            .heard
-            .get(&member.worker.node)
-            .and_then(|heard| {
-                heard.report.workers.iter().find(|w| w.worker == member.worker.worker)
-            })
+            .worker(state, &member.worker)
             .and_then(|report| report.sealed.as_ref())
             .filter(|sealed| sealed.generation == plan.generation);
         let Some(answer) = answer else {
-            if view.now.saturating_sub(view.planned_since) > limits.seal && !view.late {
+            if view.now.saturating_sub(view.planned_since) > patience && !view.late {
                 decision.commands.push(Command::Evict {
                     node: member.worker.node.clone(),
                     incarnation: member.worker.incarnation,
                     cause: format!(
                         "its worker did not seal generation {} within {} ms",
                         plan.generation,
-                        limits.seal.as_millis()
+                        patience.as_millis()
                     ),
                     at: view.clock,
                 });
@@ -54,7 +56,7 @@ pub(super) fn decide(state: &JobState, view: &View, limits: &Limits) -> Decision
         }
         return decision;
     }
-    let Some(proof) = proof_of_end(state, view, limits, &answers) else {
+    let Some(proof) = proof_of_end(state, view, limits, plan) else {
         decision.waiting = Some("waiting for the leases of the generation before to end".into());
         return decision;
     };
@@ -74,34 +76,37 @@ pub(super) fn decide(state: &JobState, view: &View, limits: &Limits) -> Decision
     decision
 }
 
-/// GN-4: a seal needs proof that the generation before is over.
-fn proof_of_end(
-    state: &JobState,
-    view: &View,
-    limits: &Limits,
-    answers: &[&Sealed],
-) -> Option<String> {
+/// GN-4: a seal needs proof that the generation before is over. Each vote
+/// depends on every rank (ST-2), so one rank that never votes again is enough.
+fn proof_of_end(state: &JobState, view: &View, limits: &Limits, plan: &Plan) -> Option<String> {
     let Some(last) = state.chain.last() else {
         return Some("no generation came before".into());
     };
-    let sealed = answers.iter().any(|answer| answer.lineage == Some((last.era, last.generation)));
-    if sealed {
+    let before = &state.sealed_members;
+    if plan.members.iter().any(|member| before.contains(&member.worker)) {
         return Some(format!("a member of generation {} stopped", last.generation));
     }
-    let reaped = state.sealed_members.iter().find(|member| {
-        view.heard.get(&member.node).is_some_and(|heard| {
-            heard.report.incarnation == Some(member.incarnation)
-                && heard.report.workers.iter().all(|worker| {
-                    worker.worker != member.worker || matches!(worker.state, WorkerState::Lost(_))
-                })
-        })
-    });
-    if let Some(member) = reaped {
+    if let Some(member) = before.iter().find(|member| is_reaped(view, member)) {
         return Some(format!("node {} reaped its worker {}", member.node, member.worker));
     }
     let since = view.leader_since.max(view.evicted_at);
     (view.now.saturating_sub(since) > limits.lease)
         .then(|| format!("all leases of generation {} ended", last.generation))
+}
+
+/// Whether the agent itself says that its worker's process is gone: by name, or
+/// by a younger worker instead. A report that names neither may be older than
+/// the worker.
+fn is_reaped(view: &View, member: &WorkerRef) -> bool {
+    let heard = view.heard.get(&member.node);
+    let Some(heard) = heard.filter(|h| h.report.incarnation == Some(member.incarnation)) else {
+        return false;
+    };
+    let workers = &heard.report.workers;
+    match workers.iter().find(|worker| worker.worker == member.worker) {
+        Some(worker) => matches!(worker.state, WorkerState::Lost(_)),
+        None => workers.iter().any(|worker| worker.worker > member.worker),
+    }
 }
 
 enum Choice {
@@ -114,19 +119,17 @@ enum Choice {
 /// members' memory and committed checkpoints. Only state on the official
 /// history donates (HEAL-1).
 fn restore(state: &JobState, view: &View, answers: &[&Sealed]) -> Choice {
-    let donors: Vec<(u32, &Sealed, Step)> = answers
+    let donors: Vec<Donor> = answers
         .iter()
         .enumerate()
-        .filter_map(|(rank, answer)| {
-            let step = answer.position.step()?;
-            let (era, generation) = answer.lineage?;
-            state.is_official(era, generation, step).then_some((rank as u32, *answer, step))
-        })
+        .filter_map(|(rank, answer)| Donor::new(state, rank as u32, answer))
         .collect();
-    let newest = donors.iter().map(|(_, _, step)| *step).max();
     let checkpoint = state.checkpoints.keys().next_back().copied();
-    if let Some(step) = newest.filter(|step| checkpoint.is_none_or(|saved| saved <= *step)) {
-        if let Some((restore, why)) = live(&donors, answers, step) {
+    let steps: BTreeSet<Step> =
+        donors.iter().filter_map(|donor| donor.answer.position.step()).collect();
+    for step in steps.into_iter().rev().filter(|step| checkpoint.is_none_or(|saved| saved <= *step))
+    {
+        if let Some((restore, why)) = live(&donors, answers.len(), step) {
             return Choice::Restore(restore, why);
         }
     }
@@ -139,45 +142,66 @@ fn restore(state: &JobState, view: &View, answers: &[&Sealed]) -> Choice {
             Some(Err(why)) => Choice::Distrust(step, why.clone()),
             None => Choice::Verify(step),
         },
-        None => Choice::Restore(Restore::Initial, "no state was ever committed".into()),
+        None => Choice::Restore(
+            Restore::Initial,
+            match state.chain.is_empty() {
+                true => "nothing was ever trained".into(),
+                false => "neither memory nor a checkpoint holds a later state".into(),
+            },
+        ),
     }
 }
 
-fn live(
-    donors: &[(u32, &Sealed, Step)],
-    answers: &[&Sealed],
-    step: Step,
-) -> Option<(Restore, String)> {
-    let verdict = donors.iter().find_map(|(_, answer, _)| match answer.position {
-        Position::Open(at) if at == step => answer.verdict.clone(),
-        _ => None,
-    });
-    // A rank that is prepared for step - 1 applies with the verdict and so holds
-    // the state of `step` as well.
-    let holds = |answer: &Sealed| match answer.position {
-        Position::Open(at) | Position::Prepared(at) if at == step => true,
-        Position::Prepared(at) => at.next() == step && verdict.is_some(),
-        _ => false,
-    };
-    let of = donors.iter().find(|(_, answer, _)| holds(answer))?.1.shard.of;
-    let mut sources: Vec<Source> = Vec::new();
-    for index in 0..of {
-        let shard = Shard { index, of };
-        let (rank, ..) =
-            donors.iter().find(|(_, answer, _)| answer.shard == shard && holds(answer))?;
-        sources.push(Source { rank: *rank, shard });
+/// A rank whose state is on the official history (HEAL-1).
+struct Donor<'a> {
+    rank: u32,
+    answer: &'a Sealed,
+    /// The step that it is prepared for was committed by the generation that it
+    /// is prepared in: its gradient is the one that the verdict is about.
+    can_apply: bool,
+}
+
+impl<'a> Donor<'a> {
+    fn new(state: &JobState, rank: u32, answer: &'a Sealed) -> Option<Self> {
+        let step = answer.position.step()?;
+        let (era, generation) = answer.lineage?;
+        let official = |step| state.is_official(era, generation, step);
+        official(step).then(|| Self { rank, answer, can_apply: official(step.next()) })
     }
-    let receivers: Vec<u32> = answers
-        .iter()
-        .enumerate()
-        .filter(|(rank, answer)| {
-            let is_donor = donors.iter().any(|(donor, ..)| *donor as usize == *rank);
-            !is_donor || !holds(answer)
-        })
-        .map(|(rank, _)| rank as u32)
-        .collect();
-    let why =
-        format!("{} of {} ranks hold step {step}", answers.len() - receivers.len(), answers.len());
+
+    /// Whether the rank has the state of `step`, or has it after applying with
+    /// the verdict.
+    fn holds(&self, step: Step, verdict: Option<&Vec<u8>>) -> bool {
+        match self.answer.position {
+            Position::Open(at) => at == step,
+            Position::Prepared(at) => {
+                at == step || (at.next() == step && self.can_apply && verdict.is_some())
+            }
+            Position::Fresh => false,
+        }
+    }
+}
+
+fn live(donors: &[Donor], ranks: usize, step: Step) -> Option<(Restore, String)> {
+    let open = |donor: &&Donor| donor.answer.position == Position::Open(step);
+    let verdict = donors.iter().filter(open).find_map(|donor| donor.answer.verdict.clone());
+    let holders: Vec<&Donor> =
+        donors.iter().filter(|donor| donor.holds(step, verdict.as_ref())).collect();
+    // Ranks may have been cut off while the state was moving from one layout to
+    // another: either will do.
+    let layouts: BTreeSet<u32> = holders.iter().map(|donor| donor.answer.shard.of).collect();
+    let sources = layouts.into_iter().find_map(|of| {
+        (0..of)
+            .map(|index| {
+                let shard = Shard { index, of };
+                let holder = holders.iter().find(|donor| donor.answer.shard == shard)?;
+                Some(Source { rank: holder.rank, shard })
+            })
+            .collect::<Option<Vec<Source>>>()
+    })?;
+    let receivers: Vec<u32> =
+        (0..ranks as u32).filter(|rank| holders.iter().all(|donor| donor.rank != *rank)).collect();
+    let why = format!("{} of {ranks} ranks hold step {step}", holders.len());
     Some((Restore::Live { step, sources, receivers, verdict }, why))
 }
 
@@ -186,12 +210,7 @@ pub(super) fn resumed(state: &JobState, view: &View) -> Vec<Command> {
     let (Some(plan), true) = (&state.plan, state.is_sealed()) else {
         return Vec::new();
     };
-    let reports = || {
-        plan.members.iter().filter_map(|member| {
-            let heard = view.heard.get(&member.worker.node)?;
-            heard.report.workers.iter().find(|report| report.worker == member.worker.worker)
-        })
-    };
+    let reports = || plan.members.iter().filter_map(|member| view.worker(state, &member.worker));
     let step = reports()
         .filter_map(|report| report.progress)
         .filter(|progress| progress.generation == plan.generation)
