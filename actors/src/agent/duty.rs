@@ -48,15 +48,18 @@ impl State {
         sent_micros: u64,
         report: NodeReport,
     ) {
-        let known = self.job().nodes.get(&report.node);
-        let fenced = known.is_some_and(|node| {
-            node.boot == report.boot && matches!(node.standing, Standing::Gone(_))
-        });
-        let Some(leadership) = &mut self.leadership else { return };
-        // A fenced process start gets no lease; it learns of its end from the log.
-        if fenced {
+        if !self.leads() {
             return;
         }
+        // A fenced process start gets no lease, but it gets to know.
+        let known = self.job().nodes.get(&report.node).filter(|node| node.boot == report.boot);
+        if let (Some(Standing::Gone(cause)), Some(from)) = (known.map(|node| &node.standing), from) {
+            let fenced = AgentMessage::Fenced { boot: report.boot, cause: cause.clone() };
+            let bytes = Bytes::from(codec::encode(&fenced));
+            let _ = self.control.send(from, Lane::Control, bytes);
+            return;
+        }
+        let Some(leadership) = &mut self.leadership else { return };
         leadership.hear(report);
         leadership.waiting.push(PendingBeat { from, sent_micros });
         self.quorum_round(myself);

@@ -10,7 +10,7 @@ use std::{
 use bytes::Bytes;
 use job::{
     Incarnation, NodeId, StoreId, WorkerId, codec,
-    command::Event,
+    command::{Event, LEFT},
     message::{AgentMessage, FromWorker, ToWorker},
     plan::WorkerRef,
     report::NodeReport,
@@ -341,6 +341,11 @@ impl State {
             }
             AgentMessage::Answer { sent_micros } => self.renew_lease(sent_micros),
             AgentMessage::Drain(node) => self.drain(myself, &node),
+            AgentMessage::Fenced { boot, cause } => {
+                if boot == self.boot {
+                    self.gone(myself, cause);
+                }
+            }
         }
     }
 
@@ -648,13 +653,20 @@ impl State {
                     _ => None,
                 };
                 match gone {
-                    Some(_) if self.leaving => self.end(myself, Outcome::Left),
-                    Some(cause) => self.end(myself, Outcome::Fenced(cause)),
+                    Some(cause) => self.gone(myself, cause),
                     None => self.fill_slots(myself),
                 }
             }
         }
         self.dial();
+    }
+
+    /// The group goes on without this process start.
+    fn gone(&mut self, myself: &ActorRef<Message>, cause: String) {
+        match self.leaving || cause == LEFT {
+            true => self.end(myself, Outcome::Left),
+            false => self.end(myself, Outcome::Fenced(cause)),
+        }
     }
 
     /// Whether a newer incarnation than any of this process start has the name:

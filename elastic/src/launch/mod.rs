@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::config::Config;
 
-pub(crate) use standalone::standalone;
+pub(crate) use standalone::{die_with_launcher, standalone};
 
 /// Set for the nodes of a standalone group: their launcher speaks for them.
 pub(crate) const STANDALONE: &str = "ELASTIC_STANDALONE";

@@ -128,7 +128,7 @@ impl Group<'_> {
         }
         match &mut node.child {
             None if Instant::now() >= node.start_at && !others_wait_for_founder => {
-                let command = self.command(index)?;
+                let command = self.command(index);
                 let node = &mut self.nodes[index];
                 node.start(command)
             }
@@ -145,11 +145,11 @@ impl Group<'_> {
         }
     }
 
-    fn command(&self, index: usize) -> Result<Command, String> {
-        let program = std::env::current_exe()
-            .map_err(|error| format!("cannot find this program: {error}"))?;
+    fn command(&self, index: usize) -> Command {
         let args = self.args;
-        let mut command = Command::new(program);
+        // This very program, even if its file was replaced meanwhile.
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("elastic");
         command.arg("run").env(STANDALONE, "1");
         if let Some(config) = &args.config {
             command.arg(config);
@@ -180,7 +180,7 @@ impl Group<'_> {
         }
         command.args(&args.overrides);
         die_with_launcher(&mut command);
-        Ok(command)
+        command
     }
 
     /// Where a node listens, or did when it ran last.
@@ -316,7 +316,7 @@ fn count_interrupts() -> nix::Result<()> {
 
 /// The kernel ends the child when this thread, the launcher's main one, ends. A
 /// process group of its own keeps Ctrl-C for the launcher to pass on.
-fn die_with_launcher(command: &mut Command) {
+pub(crate) fn die_with_launcher(command: &mut Command) {
     let parent = nix::unistd::getpid();
     // SAFETY: only async-signal-safe system calls on plain values.
     unsafe {
