@@ -31,8 +31,9 @@ pub(super) async fn print(
     folder: PathBuf,
 ) {
     let mut pace = Pace { log_freq, steps, since: None };
+    let mut wait = None;
     let standalone = std::env::var_os(STANDALONE).is_some();
-    while let Some(notice) = notices.recv().await {
+    while let Some(notice) = next(&mut notices, &mut wait).await {
         match notice {
             Notice::Founded { address, token, state } => {
                 let line = format!("elastic run [CONFIG] --join {address} --token {token}");
@@ -50,20 +51,53 @@ pub(super) async fn print(
                 }
             }
             Notice::Stepped { progress, state } => {
+                wait = None;
                 if let Some(line) = pace.line(&progress, &state) {
                     say(&line);
                 }
             }
-            Notice::Validated { step, loss } => say(&format!("validate step {step}  loss {loss:.5}")),
+            Notice::Validated { step, loss } => {
+                say(&format!("validate step {step}  loss {loss:.5}"));
+            }
             Notice::Event { event, state, leads } => {
+                if let Event::Sealed { .. } = event {
+                    wait = None;
+                }
                 if leads && let Some(line) = describe(&event, &state) {
                     say(&line);
                 }
             }
-            Notice::Waiting(what) => say(&what),
+            Notice::Waiting(what) => {
+                let due = wait.take().map_or_else(|| Instant::now() + PATIENCE, |wait: Wait| wait.due);
+                wait = Some(Wait { what, due });
+            }
             Notice::Warning(what) => eprintln!("elastic: {what}"),
         }
     }
+}
+
+/// What the job waits for, told once that has lasted.
+struct Wait {
+    what: String,
+    due: Instant,
+}
+
+/// A shorter wait is no news: every new generation waits for its ranks to stop.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// The next notice; a wait that is due meanwhile is told.
+async fn next(notices: &mut mpsc::Receiver<Notice>, wait: &mut Option<Wait>) -> Option<Notice> {
+    if let Some(Wait { due, .. }) = wait {
+        match tokio::time::timeout_at((*due).into(), notices.recv()).await {
+            Ok(notice) => return notice,
+            Err(_) => {
+                if let Some(Wait { what, .. }) = wait.take() {
+                    say(&what);
+                }
+            }
+        }
+    }
+    notices.recv().await
 }
 
 struct Pace {
