@@ -68,7 +68,8 @@ pub(super) async fn print(
                 }
             }
             Notice::Waiting(what) => {
-                let due = wait.take().map_or_else(|| Instant::now() + PATIENCE, |wait: Wait| wait.due);
+                let due =
+                    wait.take().map_or_else(|| Instant::now() + PATIENCE, |wait: Wait| wait.due);
                 wait = Some(Wait { what, due });
             }
             Notice::Warning(what) => eprintln!("elastic: {what}"),
@@ -149,7 +150,9 @@ fn describe(event: &Event, state: &JobState) -> Option<String> {
             let incident = state.incidents().last().filter(|last| last.to == *generation)?;
             Some(format!("- generation {generation}: {}", timeline(incident)))
         }
-        Event::CheckpointCommitted { step, .. } => Some(format!("- checkpoint of step {step} committed")),
+        Event::CheckpointCommitted { step, .. } => {
+            Some(format!("- checkpoint of step {step} committed"))
+        }
         Event::CheckpointDistrusted { step, why } => {
             Some(format!("! checkpoint of step {step} quarantined: {why}"))
         }
