@@ -5,18 +5,23 @@ use crate::{
     command::{Command, LEFT},
     planner::{Limits, View, certainly_dead},
     report::WorkerState,
-    state::{JobState, Phase, Standing},
+    state::{JobState, Node, Phase, Standing},
 };
 
 pub(super) fn deaths(state: &JobState, view: &View, limits: &Limits) -> Vec<Command> {
     let dead = certainly_dead(view);
     let mut commands = Vec::new();
     for (name, node) in state.live_nodes() {
-        let heard = view.heard.get(name).filter(|heard| heard.report.boot == node.boot);
+        let heard = view.heard.get(name);
+        // Its store speaks under a newer process start, which is about to be admitted.
+        let replaced =
+            heard.is_some_and(|h| h.report.boot != node.boot && h.report.store == node.store);
+        let heard = heard.filter(|heard| heard.report.boot == node.boot);
         // A process start that was admitted in place of another has not been heard
         // under its new standing.
         let begun = view.leader_since.max(view.evicted_at);
         let silent = view.now.saturating_sub(heard.map_or(begun, |heard| heard.at));
+        let suspected = *name != view.me && !view.late && !replaced && silent > limits.suspect;
         let fatal = heard.and_then(|heard| {
             heard.report.workers.iter().find_map(|worker| match &worker.state {
                 WorkerState::Fatal(why) => Some(why),
@@ -25,7 +30,7 @@ pub(super) fn deaths(state: &JobState, view: &View, limits: &Limits) -> Vec<Comm
         });
         let cause = if dead.contains(&(name.clone(), node.boot)) {
             "its process is gone: connection reset, reconnect refused".to_owned()
-        } else if *name != view.me && !view.late && silent > limits.suspect {
+        } else if suspected {
             format!(
                 "silent for {} ms (limit {} ms)",
                 silent.as_millis(),
@@ -62,6 +67,16 @@ fn has_left(state: &JobState, name: &NodeId) -> bool {
 pub(super) fn arrivals(state: &JobState, view: &View) -> Vec<Command> {
     let at = view.clock;
     let mut commands = Vec::new();
+    // Who asked for the stop is on its way out: a start before it is gone would
+    // meet the same wish again.
+    let stopped = state.phase == Phase::Stopped;
+    let wished = |(name, node): (&NodeId, &Node)| {
+        let heard = view.heard.get(name).filter(|heard| heard.report.boot == node.boot);
+        heard.is_some_and(|heard| heard.report.stop_job)
+    };
+    if stopped && state.live_nodes().any(wished) {
+        return commands;
+    }
     for heard in view.heard.values() {
         let report = &heard.report;
         let known = state.nodes.get(&report.node);
@@ -91,7 +106,7 @@ pub(super) fn arrivals(state: &JobState, view: &View) -> Vec<Command> {
             slots: report.slots,
             at,
         });
-        if state.phase == Phase::Stopped {
+        if stopped {
             commands.push(Command::Start { at });
         }
     }

@@ -21,6 +21,8 @@ mod membership;
 mod mesh;
 mod planning;
 mod sealing;
+#[cfg(test)]
+mod tests;
 
 /// What the leader has heard. Soft state: it is rebuilt from beats.
 #[derive(Clone, Debug)]

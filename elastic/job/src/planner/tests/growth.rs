@@ -1,0 +1,164 @@
+//! Founding, joining, leaving, and the choice of who trains (GN-1, GR).
+
+use super::*;
+
+#[test]
+fn founding_waits_for_enough_nodes_and_for_those_that_start() {
+    let mut world = World::empty(|spec| spec.min_nodes = 2);
+    check(&mut world, &["... waiting for nodes: 0 of at least 2 are ready"]);
+    world.join(1);
+    check(&mut world, &["admit n1", "... waiting for nodes: 1 of at least 2 are ready"]);
+    world.join(2);
+    world.start(3);
+    check(&mut world, &["admit n2", "admit n3", "... waiting for starting nodes"]);
+    world.pass(2_399);
+    check(&mut world, &["... waiting for starting nodes"]);
+    world.pass(1);
+    check(&mut world, &["plan 1 [n1 n2] now: founded with 2 ranks"]);
+    check(&mut world, &["... waiting for 2 of 2 ranks to stop"]);
+    world.seal_members(|_| Position::Fresh);
+    check(&mut world, &["seal 1 initial 0: nothing was ever trained; no generation came before"]);
+    check(&mut world, &[]);
+}
+
+#[test]
+fn founding_begins_soon_when_everybody_is_ready() {
+    let mut world = World::empty(|_| ());
+    (1..=3).for_each(|number| world.join(number));
+    check(&mut world, &["admit n1", "admit n2", "admit n3", "... waiting for starting nodes"]);
+    world.pass(100);
+    check(&mut world, &["plan 1 [n1 n2 n3] now: founded with 3 ranks"]);
+}
+
+#[test]
+fn data_2_the_first_degree_freezes_the_global_batch() {
+    let mut world = World::training(2, |spec| spec.micro_batches = None);
+    assert_eq!(world.state.micro_batches, Some(2));
+    world.join(3);
+    world.follow();
+    world.pass(5_000);
+    check(&mut world, &[]);
+    world.kill_worker(1);
+    world.follow();
+    let shares = world.state.plan.as_ref().and_then(|plan| plan.shares.clone()).expect("shares");
+    assert_eq!((world.members(), shares.total()), (vec![2, 3], 2));
+}
+
+#[test]
+fn a_joiner_is_taken_at_a_step_boundary_once_the_others_are_there() {
+    let mut world = World::training(2, |_| ());
+    world.join(3);
+    world.start(4);
+    check(&mut world, &["admit n3", "admit n4", "... waiting for starting nodes"]);
+    world.worker(4).state = WorkerState::Ready;
+    world.view.quiet_since = world.view.now;
+    world.pass(100);
+    check(&mut world, &["plan 2 [n1 n2 n3 n4] at the boundary: n3, n4 joins"]);
+    world.seal_members(|number| match number {
+        1 | 2 => Position::Open(Step(11)),
+        _ => Position::Fresh,
+    });
+    check(
+        &mut world,
+        &["seal 2 live 11 from [0] to [2, 3] with a verdict: 2 of 4 ranks hold step 11; \
+         a member of generation 1 stopped"],
+    );
+    // Nothing moves before the new mesh has trained.
+    world.join(5);
+    world.pass(5_000);
+    check(&mut world, &["admit n5"]);
+    world.step(12);
+    check(&mut world, &["resume 2 at 12", "plan 3 [n1 n2 n3 n4 n5] at the boundary: n5 joins"]);
+}
+
+#[test]
+fn a_leaving_node_goes_at_a_step_boundary_and_then_has_left() {
+    let mut world = World::training(3, |_| ());
+    world.report(2).leaving = true;
+    check(&mut world, &["leave n2", "plan 2 [n1 n3] at the boundary: n2 leaves"]);
+    check(&mut world, &["... waiting for 2 of 2 ranks to stop"]);
+    world.seal_members(|_| Position::Open(Step(11)));
+    let sealed = "seal 2 live 11 from [0] to [] with a verdict: 2 of 2 ranks hold step 11; \
+                  a member of generation 1 stopped";
+    check(&mut world, &[sealed]);
+    check(&mut world, &["evict n2: it left"]);
+    check(&mut world, &[]);
+}
+
+#[test]
+fn heal_1_the_last_holder_of_the_state_hands_it_over_before_it_leaves() {
+    let mut world = World::training(1, |spec| spec.max_nodes = 1);
+    world.join(2);
+    world.follow();
+    world.pass(5_000);
+    check(&mut world, &[]);
+    world.report(1).leaving = true;
+    check(&mut world, &["leave n1", "plan 2 [n1 n2] at the boundary: n1 leaves"]);
+    world.seal_members(|number| match number {
+        1 => Position::Open(Step(11)),
+        _ => Position::Fresh,
+    });
+    check(
+        &mut world,
+        &["seal 2 live 11 from [0] to [1] with a verdict: 1 of 2 ranks hold step 11; \
+         a member of generation 1 stopped"],
+    );
+    check(&mut world, &[]);
+    world.step(12);
+    check(&mut world, &["resume 2 at 12", "plan 3 [n2] at the boundary: n1 leaves"]);
+    world.seal_members(|_| Position::Open(Step(13)));
+    world.act();
+    check(&mut world, &["evict n1: it left"]);
+    assert_eq!(world.state.committed, Step(13));
+}
+
+#[test]
+fn a_leaving_node_with_nobody_to_hand_over_to_goes() {
+    let mut world = World::training(1, |_| ());
+    world.report(1).leaving = true;
+    check(
+        &mut world,
+        &[
+            "leave n1",
+            "plan 2 [] at the boundary: n1 leaves",
+            "... waiting for nodes: 0 of at least 1 are ready",
+        ],
+    );
+}
+
+#[test]
+fn those_that_train_keep_their_places() {
+    let mut world = World::empty(|spec| {
+        spec.max_nodes = 2;
+        spec.micro_batches = Some(2);
+    });
+    (2..=3).for_each(|number| world.join(number));
+    world.pass(100);
+    world.follow();
+    world.seal_members(|_| Position::Fresh);
+    world.follow();
+    world.step(1);
+    world.follow();
+    // A node whose name comes first stands by.
+    world.join(1);
+    world.follow();
+    world.pass(5_000);
+    check(&mut world, &[]);
+    world.kill_worker(3);
+    check(&mut world, &["plan 2 [n1 n2] now (failure): lost worker 1003 of node n3 (killed)"]);
+}
+
+#[test]
+fn nodes_with_several_slots_count_once() {
+    let mut world = World::empty(|spec| spec.min_nodes = 2);
+    world.join(1);
+    let mut second = world.worker(1).clone();
+    (second.worker, second.slot) = (WorkerId(2), 1);
+    world.report(1).slots = 2;
+    world.report(1).workers.push(second);
+    world.pass(5_000);
+    check(&mut world, &["admit n1", "... waiting for nodes: 1 of at least 2 are ready"]);
+    world.join(2);
+    world.pass(5_000);
+    check(&mut world, &["admit n2", "plan 1 [n1 n1 n2] now: founded with 3 ranks"]);
+}
