@@ -19,9 +19,9 @@ use crate::exit::EXIT_CODES;
         the others go on with the same global batch, and the result is bit for bit the one of \
         an undisturbed run.",
     after_help = "Start here:\n  \
-        elastic data prepare shakespeare.txt --out data\n  \
+        elastic data prepare shakespeare.txt --out outputs/shakespeare/data\n  \
         elastic run --standalone 4 examples/shakespeare.toml\n  \
-        elastic status --watch",
+        elastic status --watch --dump-folder outputs/shakespeare",
     after_long_help = EXIT_CODES,
     subcommand_required = true,
     arg_required_else_help = true,

@@ -1,6 +1,7 @@
 //! What the commands do. Each is a function from its arguments to an [`Exit`];
 //! failures are one line on standard error that says what to do.
 
+mod bench;
 mod checkpoint;
 mod data;
 mod job;
@@ -13,7 +14,7 @@ use std::fmt;
 
 use clap::Parser;
 
-use crate::cli::{CkptCommand, Cli, Command, DataCommand, RunArgs};
+use crate::cli::{BenchCommand, CkptCommand, Cli, Command, DataCommand, RunArgs};
 use crate::config::split_arguments;
 use crate::exit::Exit;
 pub(crate) use job::ask;
@@ -52,8 +53,11 @@ pub fn dispatch(cli: Cli) -> Exit {
         Command::Ckpt(CkptCommand::Ls { dir }) => checkpoint::list(&dir),
         Command::Ckpt(CkptCommand::Verify { dir }) => checkpoint::verify(&dir),
         Command::Data(DataCommand::Prepare(args)) => data::prepare(&args),
-        Command::Generate(args) => worker::exec("generate", &args.arguments),
-        Command::Bench(args) => worker::exec("bench", &args.arguments),
+        Command::Generate(args) => worker::exec(&["generate"], &args.arguments),
+        Command::Bench(BenchCommand::Recovery(args)) => bench::recovery(&args),
+        Command::Bench(BenchCommand::Step(args)) => {
+            worker::exec(&["bench", "step"], &args.arguments)
+        }
     }
 }
 
@@ -69,9 +73,10 @@ fn parse(arguments: Vec<OsString>) -> Result<Cli, Exit> {
     let arguments = arguments.into_iter().map(OsString::into_string).collect::<Result<Vec<_>, _>>();
     let arguments = arguments
         .map_err(|argument| fail(Exit::Usage, &format!("argument {argument:?} is not UTF-8")))?;
-    // Only `run` takes keys; other commands may have dots in their arguments.
-    let (rest, overrides) = match arguments.get(1).map(String::as_str) {
-        Some("run") => split_arguments(arguments),
+    // Only these take keys; other commands may have dots in their arguments.
+    let command: Vec<&str> = arguments.iter().skip(1).take(2).map(String::as_str).collect();
+    let (rest, overrides) = match command[..] {
+        ["run", ..] | ["bench", "recovery"] => split_arguments(arguments),
         _ => (arguments, Vec::new()),
     };
     let mut cli = Cli::try_parse_from(rest).map_err(|error| {
@@ -79,8 +84,10 @@ fn parse(arguments: Vec<OsString>) -> Result<Cli, Exit> {
         let _ = error.print();
         if error.use_stderr() { Exit::Usage } else { Exit::Finished }
     })?;
-    if let Command::Run(args) = &mut cli.command {
-        args.overrides = overrides;
+    match &mut cli.command {
+        Command::Run(args) => args.overrides = overrides,
+        Command::Bench(BenchCommand::Recovery(args)) => args.overrides = overrides,
+        _ => {}
     }
     Ok(cli)
 }

@@ -20,13 +20,13 @@ pub fn beside() -> std::io::Result<PathBuf> {
 }
 
 /// Becomes `elastic-worker COMMAND ARGUMENTS`.
-pub(super) fn exec(command: &str, arguments: &[String]) -> Exit {
+pub(super) fn exec(command: &[&str], arguments: &[String]) -> Exit {
     let worker = match beside() {
         Ok(worker) => worker,
         Err(error) => return fail(Exit::Failed, &format!("cannot find this program: {error}")),
     };
     // On success this does not return.
-    let error = Command::new(&worker).arg(command).args(arguments).exec();
+    let error = Command::new(&worker).args(command).args(arguments).exec();
     let text = format!(
         "cannot start {}: {error}: build it with `make build`, it belongs beside `elastic`",
         worker.display()
