@@ -10,6 +10,7 @@ use job::{Era, Generation, JobId, Token, shares::Shares};
 use super::*;
 
 mod arithmetic;
+mod exchange;
 mod faults;
 mod port;
 mod process;
