@@ -19,7 +19,9 @@ const MAX_ENVELOPE: usize = 32 << 20;
 
 /// Splits a connected stream into a sender and a receiver of messages.
 #[must_use]
-pub(crate) fn split<O: Serialize, I: DeserializeOwned>(stream: UnixStream) -> (Sender<O>, Receiver<I>) {
+pub(crate) fn split<O: Serialize, I: DeserializeOwned>(
+    stream: UnixStream,
+) -> (Sender<O>, Receiver<I>) {
     let (read, write) = stream.into_split();
     (Sender { write, message: PhantomData }, Receiver { read, message: PhantomData })
 }

@@ -147,7 +147,9 @@ async fn answer(
         Ok(request) => {
             let (reply, response) = oneshot::channel();
             match ask(request, reply) {
-                true => response.await.unwrap_or_else(|_| Response::Refused("the agent ends".into())),
+                true => {
+                    response.await.unwrap_or_else(|_| Response::Refused("the agent ends".into()))
+                }
                 false => Response::Refused("the agent ends".into()),
             }
         }
@@ -179,6 +181,5 @@ pub async fn request(folder: &Path, request: &Request) -> Result<Response, Admin
         Ok(answer) => answer.map_err(unreachable)?,
         Err(_) => return Err(unreachable(io::Error::from(io::ErrorKind::TimedOut))),
     };
-    serde_json::from_slice(&answer)
-        .map_err(|_| AdminError::Malformed(folder.display().to_string()))
+    serde_json::from_slice(&answer).map_err(|_| AdminError::Malformed(folder.display().to_string()))
 }

@@ -57,9 +57,11 @@ pub(super) fn publish(
         generation: record.generation.0,
         files: codec::decode(&record.files).map_err(|error| error.to_string())?,
     };
-    append_once(folder, &Record::Commit(commit.clone()), |known| {
-        matches!(known, Record::Commit(known) if known.stage == commit.stage)
-    })?;
+    append_once(
+        folder,
+        &Record::Commit(commit.clone()),
+        |known| matches!(known, Record::Commit(known) if known.stage == commit.stage),
+    )?;
     folder.publish(&commit).map_err(|error| error.to_string())
 }
 
@@ -140,14 +142,19 @@ pub(super) fn claim(folder: &Folder, genesis: &Genesis, founder: &str) -> Result
             }
         };
         let Some((_, Record::Genesis(owner))) = records.first() else {
-            return Err(format!("ledger of {} does not begin with a genesis", folder.root().display()));
+            return Err(format!(
+                "ledger of {} does not begin with a genesis",
+                folder.root().display()
+            ));
         };
         if owner.config_digest != genesis.config_digest {
             return Ok(Claim::Foreign(owner.clone()));
         }
-        let job = owner.job.parse().map(JobId).map_err(|_| {
-            format!("ledger of {} names no valid job", folder.root().display())
-        })?;
+        let job = owner
+            .job
+            .parse()
+            .map(JobId)
+            .map_err(|_| format!("ledger of {} names no valid job", folder.root().display()))?;
         let era = records.iter().filter_map(|(_, record)| match record {
             Record::Reform { era, .. } => Some(*era),
             Record::Commit(commit) => Some(commit.era),

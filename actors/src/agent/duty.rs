@@ -53,7 +53,8 @@ impl State {
         }
         // A fenced process start gets no lease, but it gets to know.
         let known = self.job().nodes.get(&report.node).filter(|node| node.boot == report.boot);
-        if let (Some(Standing::Gone(cause)), Some(from)) = (known.map(|node| &node.standing), from) {
+        if let (Some(Standing::Gone(cause)), Some(from)) = (known.map(|node| &node.standing), from)
+        {
             let fenced = AgentMessage::Fenced { boot: report.boot, cause: cause.clone() };
             let bytes = Bytes::from(codec::encode(&fenced));
             let _ = self.control.send(from, Lane::Control, bytes);
@@ -178,14 +179,12 @@ impl State {
                     leadership.changing = false;
                 }
             }
-            Done::Assembled { step, result } => {
-                match result {
-                    Ok(command) => self.propose(myself, command),
-                    Err(why) => self.notice(Notice::Warning(format!(
-                        "checkpoint of step {step} was not completed: {why}"
-                    ))),
-                }
-            }
+            Done::Assembled { step, result } => match result {
+                Ok(command) => self.propose(myself, command),
+                Err(why) => self.notice(Notice::Warning(format!(
+                    "checkpoint of step {step} was not completed: {why}"
+                ))),
+            },
             Done::Verified { step, result } => {
                 if let Err(why) = &result {
                     let line = format!("checkpoint of step {step} is damaged: {why}");
@@ -268,7 +267,9 @@ impl State {
                 }
                 if let Some(record) = self.job().checkpoints.get(&step).cloned() {
                     self.offload(myself, move || {
-                        Done::Kept(checkpoints::publish(&folder, step, &record).map(|_: PathBuf| ()))
+                        Done::Kept(
+                            checkpoints::publish(&folder, step, &record).map(|_: PathBuf| ()),
+                        )
                     });
                 }
             }

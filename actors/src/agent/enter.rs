@@ -23,7 +23,10 @@ use transport::control::{
     Options as ControlOptions,
 };
 
-use super::{Error, Notice, Options, checkpoints::{self, Claim}};
+use super::{
+    Error, Notice, Options,
+    checkpoints::{self, Claim},
+};
 use crate::{
     clock,
     control_group::{
@@ -194,8 +197,8 @@ fn found(
         seed: 0,
         ca_pin: String::new(),
     };
-    let claim = checkpoints::claim(folder, &genesis, options.node.as_str())
-        .map_err(Error::Checkpoints)?;
+    let claim =
+        checkpoints::claim(folder, &genesis, options.node.as_str()).map_err(Error::Checkpoints)?;
     let (job, era, commits) = match claim {
         Claim::New => (fresh, Era(0), Vec::new()),
         Claim::Resumes { job, era, checkpoints } => (job, era, checkpoints),
@@ -239,7 +242,10 @@ async fn join(
     patience: Duration,
 ) -> Result<(Identity, Founding), Error> {
     let token = options.token.as_deref().ok_or_else(|| {
-        Error::Refused("joining needs the join token that the founder printed: --token or ELASTIC_TOKEN".into())
+        Error::Refused(
+            "joining needs the join token that the founder printed: --token or ELASTIC_TOKEN"
+                .into(),
+        )
     })?;
     let token: JoinToken = token.parse().map_err(control)?;
     let deadline = clock::now() + patience;
@@ -248,7 +254,14 @@ async fn join(
         let own = endpoint.local_addr().ok();
         for address in options.join.iter().filter(|address| Some(**address) != own) {
             let tried = endpoint
-                .join(*address, &token, options.node.clone(), store, Vec::new(), options.timeouts.join.min(patience))
+                .join(
+                    *address,
+                    &token,
+                    options.node.clone(),
+                    store,
+                    Vec::new(),
+                    options.timeouts.join.min(patience),
+                )
                 .await;
             match tried {
                 Ok(joined) => {
@@ -259,7 +272,11 @@ async fn join(
                     return Ok((joined.identity, founding));
                 }
                 // Nobody there yet, or not now: founders start in any order.
-                Err(error @ (JoinError::Unreachable { .. } | JoinError::Busy { .. } | JoinError::Timeout { .. })) => {
+                Err(
+                    error @ (JoinError::Unreachable { .. }
+                    | JoinError::Busy { .. }
+                    | JoinError::Timeout { .. }),
+                ) => {
                     last = Some(error.to_string());
                 }
                 Err(error @ JoinError::Refused { .. }) if clock::now() < deadline => {
@@ -285,9 +302,10 @@ async fn welcome(mut questions: mpsc::Receiver<JoinAsk>, group: Group<JobState>)
         let snapshot = group.state().borrow().clone();
         let job = &snapshot.state;
         let request = &ask.request;
-        let taken = job.nodes.get(&request.node).filter(|node| {
-            node.is_live() && node.store != request.store
-        });
+        let taken = job
+            .nodes
+            .get(&request.node)
+            .filter(|node| node.is_live() && node.store != request.store);
         let answer = match taken {
             Some(node) => Err(format!(
                 "node id {} is in use by the node at {}: choose another with --node-id",

@@ -93,8 +93,7 @@ impl Leadership {
             .heard
             .values()
             .flat_map(|heard| {
-                let ready =
-                    heard.report.workers.iter().filter(|w| w.state == WorkerState::Ready);
+                let ready = heard.report.workers.iter().filter(|w| w.state == WorkerState::Ready);
                 ready.map(|w| (heard.report.node.clone(), w.worker.0 ^ heard.report.boot))
             })
             .collect();

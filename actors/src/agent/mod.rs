@@ -18,7 +18,9 @@ mod worker_process;
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc};
 
-use job::{NodeId, command::Event, report::Progress, spec::JobSpec, state::JobState, timeouts::Timeouts};
+use job::{
+    NodeId, command::Event, report::Progress, spec::JobSpec, state::JobState, timeouts::Timeouts,
+};
 
 pub use admin::{AdminError, Request, Response, Status, WorkerStatus, request};
 

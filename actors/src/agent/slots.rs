@@ -65,7 +65,8 @@ impl Slots {
     /// Slots whose worker is to be started now.
     pub(super) fn vacant(&self) -> Vec<u32> {
         let now = clock::now();
-        let vacant = |slot: &Slot| slot.worker.is_none() && !slot.spawning && now >= slot.restart_at;
+        let vacant =
+            |slot: &Slot| slot.worker.is_none() && !slot.spawning && now >= slot.restart_at;
         self.slots.iter().filter(|(_, slot)| vacant(slot)).map(|(number, _)| *number).collect()
     }
 
@@ -136,7 +137,11 @@ impl Slots {
 
     /// Tells workers what the committed state says and they have not heard, and
     /// forgets what it has taken up.
-    pub(super) fn reconcile(&mut self, state: &JobState, me: impl Fn(WorkerId) -> Option<WorkerRef>) {
+    pub(super) fn reconcile(
+        &mut self,
+        state: &JobState,
+        me: impl Fn(WorkerId) -> Option<WorkerRef>,
+    ) {
         let saved = state.checkpoints.keys().next_back().copied();
         if let Some(plan) = &state.plan {
             for worker in self.slots.values_mut().filter_map(|slot| slot.worker.as_mut()) {

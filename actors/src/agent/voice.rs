@@ -22,7 +22,11 @@ impl State {
                 }
                 _ => Response::Refused(format!(
                     "node {node} is not a live member; live are: {}",
-                    self.job().live_nodes().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ")
+                    self.job()
+                        .live_nodes()
+                        .map(|(name, _)| name.as_str())
+                        .collect::<Vec<_>>()
+                        .join(", ")
                 )),
             },
             Request::Stop => {

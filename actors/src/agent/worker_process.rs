@@ -79,10 +79,11 @@ impl WorkerProcess {
     ) -> Result<Handle, String> {
         let worker = arguments.worker;
         let agent = arguments.agent.clone();
-        let (child, stream) = tokio::task::spawn_blocking(move || spawner::spawn(arguments.program))
-            .await
-            .map_err(|error| error.to_string())?
-            .map_err(|error| error.to_string())?;
+        let (child, stream) =
+            tokio::task::spawn_blocking(move || spawner::spawn(arguments.program))
+                .await
+                .map_err(|error| error.to_string())?
+                .map_err(|error| error.to_string())?;
         let pid = child.id();
         let prepared = prepare(child, stream, worker, agent).map_err(|error| error.to_string())?;
         let (actor, _) = Actor::spawn_linked(None, Self, prepared, supervisor)

@@ -27,7 +27,7 @@ pub enum ProposeError {
         /// The limit.
         limit: usize,
     },
-    /// Certainly not committed: the member ended; [`Status::failure`] says why.
+    /// Certainly not committed: the member ended; [`super::Status::failure`] says why.
     #[error("this member of the control group has stopped")]
     Stopped,
 }

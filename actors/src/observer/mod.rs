@@ -47,7 +47,11 @@ impl Recorder {
     /// # Errors
     /// Names the file.
     pub fn open(folder: &Path, node: NodeId) -> io::Result<Self> {
-        Ok(Self { node, events: open(folder, "events.jsonl")?, metrics: open(folder, "metrics.jsonl")? })
+        Ok(Self {
+            node,
+            events: open(folder, "events.jsonl")?,
+            metrics: open(folder, "metrics.jsonl")?,
+        })
     }
 
     /// Records a committed event. A full disk costs the record, not the job.
@@ -61,7 +65,10 @@ impl Recorder {
         let seconds = progress.micros.max(1) as f64 / 1e6;
         let tokens_per_s = progress.tokens as f64 / seconds;
         let seen = clock::timestamp().0;
-        write(&mut self.metrics, &StepLine { seen, node: &self.node, rank, progress, tokens_per_s });
+        write(
+            &mut self.metrics,
+            &StepLine { seen, node: &self.node, rank, progress, tokens_per_s },
+        );
     }
 }
 

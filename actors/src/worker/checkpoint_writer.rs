@@ -57,10 +57,7 @@ impl CheckpointWriter {
 impl Handle {
     /// Waits for the previous save, then hands over the one that `make` copies.
     /// Returns how long the calling thread was held up, and the copy's error.
-    pub(super) fn submit<E>(
-        &self,
-        make: impl FnOnce() -> Result<Save, E>,
-    ) -> Result<Duration, E> {
+    pub(super) fn submit<E>(&self, make: impl FnOnce() -> Result<Save, E>) -> Result<Duration, E> {
         let started = Instant::now();
         let permit = self.runtime.block_on(Arc::clone(&self.slot).acquire_owned());
         let mut save = make()?;

@@ -18,7 +18,8 @@ use tokio::sync::mpsc;
 use transport::collective::{AbortHandle, Communicator, Listener, MeshSpec, TcpMesh};
 
 use super::{
-    Factory, Settings, Start, Trainer, TrainerError, checkpoint_writer, lease::Lease,
+    Factory, Settings, Start, Trainer, TrainerError, checkpoint_writer,
+    lease::Lease,
     rank::{Order, Watch},
     steps::Steps,
 };

@@ -80,7 +80,9 @@ pub trait Factory: Send + 'static {
 #[must_use]
 pub fn run(factory: impl Factory) -> ExitCode {
     let Some(stream) = inherited() else {
-        eprintln!("elastic-worker is started by an agent (`elastic run`): {AGENT_FD} names no open socket");
+        eprintln!(
+            "elastic-worker is started by an agent (`elastic run`): {AGENT_FD} names no open socket"
+        );
         return ExitCode::from(2);
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -121,7 +123,14 @@ fn borrowed(fd: i32) -> std::os::fd::BorrowedFd<'static> {
 fn start_of(message: ToWorker) -> Option<(Start, std::net::IpAddr)> {
     match message {
         ToWorker::Start {
-            spec, config, node, worker, slot, dump_folder, checkpoint_folder, bind
+            spec,
+            config,
+            node,
+            worker,
+            slot,
+            dump_folder,
+            checkpoint_folder,
+            bind,
         } => {
             let (dump_folder, checkpoint_folder) = (dump_folder.into(), checkpoint_folder.into());
             let spec = *spec;

@@ -111,9 +111,10 @@ enum Message {
 
 /// Serves until the agent says so or is gone.
 pub(super) async fn serve(stream: UnixStream, factory: impl Factory) -> ExitCode {
-    let stream = match stream.set_nonblocking(true).and_then(|()| {
-        tokio::net::UnixStream::from_std(stream)
-    }) {
+    let stream = match stream
+        .set_nonblocking(true)
+        .and_then(|()| tokio::net::UnixStream::from_std(stream))
+    {
         Ok(stream) => stream,
         Err(error) => {
             eprintln!("elastic-worker cannot use its agent's socket: {error}");
@@ -139,7 +140,8 @@ pub(super) async fn serve(stream: UnixStream, factory: impl Factory) -> ExitCode
     let listener = match Listener::bind(SocketAddr::new(bind, 0)) {
         Ok(listener) => listener,
         Err(error) => {
-            let _ = out.send(FromWorker::Fatal(format!("tensor listener on {bind}: {error}"))).await;
+            let _ =
+                out.send(FromWorker::Fatal(format!("tensor listener on {bind}: {error}"))).await;
             tokio::time::sleep(Duration::from_secs(1)).await;
             return ExitCode::FAILURE;
         }

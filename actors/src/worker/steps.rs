@@ -95,7 +95,9 @@ impl Device {
             Held::Valid => Ok(()),
             Held::Aborted => Err(TrainerError::Aborted),
             Held::Lost => {
-                eprintln!("elastic-worker: the lease lapsed and was not renewed: this rank is fenced and ends");
+                eprintln!(
+                    "elastic-worker: the lease lapsed and was not renewed: this rank is fenced and ends"
+                );
                 // LIVE-2: nothing of a fenced rank may outlive it, whatever its
                 // other threads are doing.
                 std::process::exit(super::FENCED)
@@ -110,7 +112,7 @@ impl Device {
         step: Step,
         last: Step,
     ) -> Result<(), TrainerError> {
-        let every = |freq: u64| freq > 0 && step.0 % freq == 0;
+        let every = |freq: u64| freq > 0 && step.0.is_multiple_of(freq);
         if step == last || every(self.settings.checkpoint_interval) {
             self.save(steps)?;
         }
@@ -142,7 +144,11 @@ impl Device {
                 step,
                 rank: steps.rank,
                 ranks: plan.members.len() as u32,
-                stage: folder.stage(&dcp::folder::stage_name(plan.era.0, plan.generation.0, step.0)),
+                stage: folder.stage(&dcp::folder::stage_name(
+                    plan.era.0,
+                    plan.generation.0,
+                    step.0,
+                )),
                 snapshot: trainer.snapshot()?,
                 stall: std::time::Duration::ZERO,
             })

@@ -173,7 +173,11 @@ impl Group<'_> {
             command.env(FOUNDER, "1");
             join.push(self.address(0).unwrap_or_else(|| "127.0.0.1:0".into()));
         }
-        join.extend((0..self.nodes.len()).filter(|other| *other != index).filter_map(|other| self.address(other)));
+        join.extend(
+            (0..self.nodes.len())
+                .filter(|other| *other != index)
+                .filter_map(|other| self.address(other)),
+        );
         command.args(["--join", &join.join(",")]);
         if let Some(summary) = &args.summary {
             command.arg("--summary").arg(node_summary(summary, index, name));
@@ -207,7 +211,8 @@ impl Group<'_> {
 impl Node {
     fn start(&mut self, mut command: Command) -> Result<(), String> {
         self.born = Instant::now();
-        let child = command.spawn().map_err(|error| format!("cannot start {}: {error}", self.name))?;
+        let child =
+            command.spawn().map_err(|error| format!("cannot start {}: {error}", self.name))?;
         self.child = Some(child);
         Ok(())
     }
@@ -270,11 +275,7 @@ fn lock(folder: &Path) -> Result<nix::fcntl::Flock<fs::File>, String> {
         .map_err(|error| format!("cannot create {}: {error}", path.display()))?;
     nix::fcntl::Flock::lock(file, nix::fcntl::FlockArg::LockExclusiveNonblock).map_err(|_| {
         let line = fs::read_to_string(folder.join("nodes/n1").join(JOIN_LINE)).unwrap_or_default();
-        format!(
-            "a job is running in {}; to add a node to it:\n{}",
-            folder.display(),
-            line.trim()
-        )
+        format!("a job is running in {}; to add a node to it:\n{}", folder.display(), line.trim())
     })
 }
 

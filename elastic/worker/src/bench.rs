@@ -59,16 +59,11 @@ pub fn run(command: &Command) -> ExitCode {
 }
 
 fn step(arguments: &StepArguments) -> Result<(), String> {
-    let config =
-        Config::load(Some(&arguments.config), &[]).map_err(|error| error.to_string())?;
+    let config = Config::load(Some(&arguments.config), &[]).map_err(|error| error.to_string())?;
     let micro_batches = config.micro_batches().unwrap_or(1);
     let mut engine =
         Engine::new(engine_config(&config, micro_batches)?).map_err(|error| error.to_string())?;
-    let token = Token {
-        job: JobId(uuid_of_bench()),
-        era: Era(0),
-        generation: Generation(1),
-    };
+    let token = Token { job: JobId(uuid_of_bench()), era: Era(0), generation: Generation(1) };
     let mut solo = Solo::new(token);
     let text = |error: engine::Error| error.to_string();
     engine.enter(token, 0, &Shares::even(micro_batches, 1)).map_err(text)?;

@@ -56,8 +56,8 @@ pub fn run(arguments: &Arguments) -> ExitCode {
 
 fn generate(arguments: &Arguments) -> Result<Vec<u8>, String> {
     let overrides: Vec<String> = arguments.set.iter().map(|set| format!("--{set}")).collect();
-    let config = Config::load(arguments.config.as_deref(), &overrides)
-        .map_err(|error| error.to_string())?;
+    let config =
+        Config::load(arguments.config.as_deref(), &overrides).map_err(|error| error.to_string())?;
     let micro_batches = config.micro_batches().unwrap_or(1);
     let mut engine =
         Engine::new(engine_config(&config, micro_batches)?).map_err(|e| e.to_string())?;

@@ -124,7 +124,11 @@ impl Trainer for EngineTrainer {
     fn apply(&mut self, verdict: &[u8]) -> Result<Applied, TrainerError> {
         let report = self.engine()?.apply(verdict).map_err(failed)?;
         if report.update_skipped {
-            tracing::warn!(step = report.step.0, loss = report.loss, "no update: nothing finite to apply");
+            tracing::warn!(
+                step = report.step.0,
+                loss = report.loss,
+                "no update: nothing finite to apply"
+            );
         }
         let applied = Applied {
             step: report.step,
@@ -203,8 +207,7 @@ impl Trainer for EngineTrainer {
             report.state_sha256 = hex::encode(digests.state_sha256);
             report.loss_sha256 = hex::encode(digests.loss_sha256);
             if engine.config().model.vocab_size == 256 {
-                let text =
-                    engine.generate(SAMPLE_PROMPT, SAMPLE_TOKENS, SAMPLE_TEMPERATURE, seed);
+                let text = engine.generate(SAMPLE_PROMPT, SAMPLE_TOKENS, SAMPLE_TEMPERATURE, seed);
                 let mut sample = SAMPLE_PROMPT.to_vec();
                 sample.extend(text.map_err(failed)?);
                 report.sample = String::from_utf8_lossy(&sample).into_owned();

@@ -77,8 +77,12 @@ async fn serve(args: &RunArgs, config: &Config, options: Options) -> Exit {
     };
     let folder = node_folder(config, &options.node);
     let started = std::time::Instant::now();
-    let printer =
-        tokio::spawn(progress::print(lines, config.metrics.log_freq, config.training.steps, folder.clone()));
+    let printer = tokio::spawn(progress::print(
+        lines,
+        config.metrics.log_freq,
+        config.training.steps,
+        folder.clone(),
+    ));
     let node = options.node.clone();
     let ended = match actors::agent::run(options, wishes, notices).await {
         Ok(ended) => ended,
@@ -140,7 +144,8 @@ fn options(args: &RunArgs, config: &Config) -> Result<Options, String> {
         Some(text) => address(text, "--listen")?,
         None => SocketAddr::from(([0, 0, 0, 0], DEFAULT_PORT)),
     };
-    let advertise = args.advertise.as_deref().map(|text| address(text, "--advertise")).transpose()?;
+    let advertise =
+        args.advertise.as_deref().map(|text| address(text, "--advertise")).transpose()?;
     let join: Vec<SocketAddr> =
         args.join.iter().map(|text| address(text, "--join")).collect::<Result<_, _>>()?;
     let founds = join.first().is_none_or(|first| is_this_node(*first, listen, advertise));
@@ -211,9 +216,8 @@ fn difference(mine: &str, theirs: &str) -> String {
     let identity = differences.iter().filter(|difference| {
         crate::config::Key::find(&difference.key).is_some_and(|key| key.scope == Scope::Identity)
     });
-    let lines: Vec<String> = identity
-        .map(|d| format!("{} is {} here and {} there", d.key, d.mine, d.theirs))
-        .collect();
+    let lines: Vec<String> =
+        identity.map(|d| format!("{} is {} here and {} there", d.key, d.mine, d.theirs)).collect();
     lines.join(", ")
 }
 
@@ -222,7 +226,7 @@ fn adopt(mine: &str, job: &str) -> String {
     let text = job.to_owned();
     let parsed = (serde_json::from_str::<Config>(mine), serde_json::from_str::<Config>(job));
     let (Ok(mine), Ok(job)) = parsed else { return text };
-    serde_json::to_string(&mine.adopt(&job)).unwrap_or_else(|_| text)
+    serde_json::to_string(&mine.adopt(&job)).unwrap_or(text)
 }
 
 fn address(text: &str, flag: &str) -> Result<SocketAddr, String> {
@@ -238,7 +242,9 @@ fn is_this_node(address: SocketAddr, listen: SocketAddr, advertise: Option<Socke
         return true;
     }
     let local = UdpSocket::bind(SocketAddr::new(address.ip(), 0)).is_ok();
-    local && (address.port() == listen.port() || listen.port() == 0 && std::env::var_os(FOUNDER).is_some())
+    local
+        && (address.port() == listen.port()
+            || listen.port() == 0 && std::env::var_os(FOUNDER).is_some())
 }
 
 /// Set by the launcher for the node that founds.

@@ -113,7 +113,7 @@ impl Pace {
         let step = progress.step.0;
         let (from, from_step, tokens) = self.since.unwrap_or((now, step, 0));
         let tokens = tokens + progress.tokens;
-        let due = step == 1 || step % self.log_freq == 0 || step == self.steps;
+        let due = step == 1 || step.is_multiple_of(self.log_freq) || step == self.steps;
         if !due {
             self.since = Some((from, from_step, tokens));
             return None;
