@@ -216,6 +216,13 @@ impl JobState {
         step >= self.chain[at].restore && until.is_none_or(|until| step <= until)
     }
 
+    /// Whether anything was ever trained and kept: before, a worker that cannot
+    /// run means that the job cannot.
+    #[must_use]
+    pub fn has_trained(&self) -> bool {
+        self.committed > Step(0) || !self.checkpoints.is_empty()
+    }
+
     /// Applies one command. Returns what became a fact, in order; empty when
     /// the command does not fit the state.
     pub fn apply(&mut self, command: Command) -> Vec<Event> {

@@ -2,6 +2,7 @@
 //! this machine.
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
     time::Duration,
@@ -184,14 +185,15 @@ pub(super) fn events(args: &EventsArgs) -> Exit {
             Exit::Finished
         }
         Ok(_) => fail(Exit::Failed, &"the agent answered with something else"),
-        Err(why) => fail(Exit::NoJob, &why),
+        // The job has ended: its records are still here.
+        Err(_) => recorded_events(&args.target.dump_folder),
     }
 }
 
 /// The committed events of the job: any node's record has them all from its
 /// start on; together they are complete.
-fn raw_events(dump: &Path) -> Exit {
-    let mut lines: std::collections::BTreeMap<(u64, u64), String> = Default::default();
+fn records(dump: &Path) -> Vec<String> {
+    let mut lines: BTreeMap<(u64, u64), String> = BTreeMap::new();
     for folder in node_folders(dump) {
         let Ok(text) = fs::read_to_string(folder.join("events.jsonl")) else { continue };
         let mut within = (0, 0);
@@ -204,11 +206,40 @@ fn raw_events(dump: &Path) -> Exit {
             lines.entry(within).or_insert_with(|| line.to_owned());
         }
     }
+    lines.into_values().collect()
+}
+
+fn raw_events(dump: &Path) -> Exit {
+    show(dump, &records(dump))
+}
+
+/// What a person reads of each record: its kind and what it is about.
+fn recorded_events(dump: &Path) -> Exit {
+    const FIELDS: [&str; 8] =
+        ["generation", "mesh", "node", "step", "restore", "tier", "reason", "cause"];
+    let line = |record: &String| {
+        let value: serde_json::Value = serde_json::from_str(record).unwrap_or_default();
+        let kind = value.get("kind").and_then(serde_json::Value::as_str).unwrap_or_default();
+        let mut line = kind.replace('_', " ");
+        for field in FIELDS {
+            match value.get(field) {
+                // Every record names the node that wrote it; only some are about one.
+                Some(_) if field == "node" && !kind.starts_with("node") => {}
+                Some(serde_json::Value::String(text)) => line += &format!("  {field} {text}"),
+                Some(other) => line += &format!("  {field} {other}"),
+                None => {}
+            }
+        }
+        line
+    };
+    show(dump, &records(dump).iter().map(line).collect::<Vec<_>>())
+}
+
+fn show(dump: &Path, lines: &[String]) -> Exit {
     if lines.is_empty() {
         return fail(Exit::NoJob, &format!("no events in {}", dump.display()));
     }
-    let text: Vec<String> = lines.into_values().collect();
-    print_line(&text.join("\n"));
+    print(&lines.join("\n"));
     Exit::Finished
 }
 

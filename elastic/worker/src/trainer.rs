@@ -7,12 +7,13 @@ use std::{
 
 use actors::worker::{Applied, Settings, Snapshot, Start, Trainer, TrainerError};
 use elastic::config::Config;
-use engine::Engine;
+use engine::{Engine, data::TokenFile};
 use job::{
     Step, Token,
     plan::{Shard, Source},
     report::FinalReport,
     shares::Shares,
+    tokens::{TRAIN_FILE, VALIDATION_FILE},
 };
 use transport::collective::Communicator;
 
@@ -37,6 +38,7 @@ pub(crate) fn build(start: &Start) -> Result<(EngineTrainer, Settings), String> 
     let config: Config = serde_json::from_str(&start.config)
         .map_err(|error| format!("the job's configuration does not fit this worker: {error}"))?;
     let settings = pace(&config)?;
+    check_data(&config)?;
     let folder = start.dump_folder.join("nodes").join(start.node.as_str()).join("ledger");
     std::fs::create_dir_all(&folder)
         .map_err(|error| format!("cannot create {}: {error}", folder.display()))?;
@@ -47,6 +49,28 @@ pub(crate) fn build(start: &Start) -> Result<(EngineTrainer, Settings), String> 
     }
     Ok((trainer, settings))
 }
+
+/// Data that cannot be trained on is refused before this worker counts as ready.
+fn check_data(config: &Config) -> Result<(), String> {
+    let folder = Path::new(&config.training.dataset_path);
+    let mut files = vec![TRAIN_FILE];
+    if config.validation.enable {
+        files.push(VALIDATION_FILE);
+    }
+    for name in files {
+        let path = folder.join(name);
+        let file = TokenFile::open(&path).map_err(|error| error.to_string())?;
+        let bytes = std::fs::metadata(&path).map_or(0, |metadata| metadata.len());
+        if bytes <= VERIFIED_BYTES {
+            file.verify().map_err(|error| error.to_string())?;
+        }
+    }
+    Ok(())
+}
+
+/// Larger token files are checked by length alone: reading them through would
+/// hold up every start.
+const VERIFIED_BYTES: u64 = 256 << 20;
 
 impl EngineTrainer {
     fn new_engine(&self, micro_batches: u32) -> Result<Engine, String> {

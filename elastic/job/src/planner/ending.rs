@@ -66,7 +66,7 @@ fn finished(state: &JobState, view: &View) -> Option<Command> {
 /// Before anything was ever trained, a worker that cannot run means that the
 /// job cannot: the configuration or the data are wrong.
 fn fatal(state: &JobState, view: &View) -> Option<String> {
-    if !state.chain.is_empty() {
+    if state.has_trained() {
         return None;
     }
     view.heard.iter().find_map(|(node, heard)| {

@@ -36,7 +36,7 @@ pub(super) fn deaths(state: &JobState, view: &View, limits: &Limits) -> Vec<Comm
                 silent.as_millis(),
                 limits.suspect.as_millis()
             )
-        } else if let (Some(why), true) = (fatal, !state.chain.is_empty()) {
+        } else if let (Some(why), true) = (fatal, state.has_trained()) {
             format!("its worker cannot run: {why}")
         } else if node.standing == Standing::Leaving && has_left(state, name) {
             LEFT.to_owned()

@@ -3,6 +3,7 @@
 
 use std::{
     fs::File,
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -30,8 +31,6 @@ pub(super) struct Group {
 impl Group {
     /// Starts the nodes `n1`, `n2`, … that log into `folder`.
     pub(super) fn start(folder: &Path, config: &Path, nodes: u32) -> Result<Self, String> {
-        let program = std::env::current_exe()
-            .map_err(|error| format!("cannot find this program: {error}"))?;
         let log = folder.join("run.log");
         let log_file = || {
             File::options()
@@ -40,13 +39,14 @@ impl Group {
                 .open(&log)
                 .map_err(|error| format!("cannot open {}: {error}", log.display()))
         };
-        let mut command = Command::new(&program);
-        command.arg("run").arg("--standalone").arg(nodes.to_string()).arg(config);
+        // This very program, even if its file was replaced meanwhile.
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("elastic").arg("run").arg("--standalone").arg(nodes.to_string()).arg(config);
         command.stdin(Stdio::null()).stdout(log_file()?).stderr(log_file()?);
         die_with_launcher(&mut command);
         let launcher = command
             .spawn()
-            .map_err(|error| format!("cannot start {}: {error}", program.display()))?;
+            .map_err(|error| format!("cannot start the group's launcher: {error}"))?;
         let nodes: Vec<PathBuf> =
             (1..=nodes).map(|number| folder.join(format!("run/nodes/n{number}"))).collect();
         let record = Record::of(nodes.iter().map(PathBuf::as_path));

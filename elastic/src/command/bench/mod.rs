@@ -2,7 +2,9 @@
 //! killed. A group of nodes on this machine trains; in turns a worker, a whole
 //! node and the node that leads are killed, and everything is timed from
 //! outside, on the one clock of this machine: from `kill(2)` to the first step
-//! that the survivors commit, less what a step takes anyway.
+//! that the survivors commit, less what a step takes anyway on as many ranks.
+//! Steps on the smaller mesh share the machine with the start of what was
+//! killed, the first of them like the others.
 //!
 //! `elastic bench step` is the worker's: it needs the model.
 

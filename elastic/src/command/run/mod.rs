@@ -86,12 +86,9 @@ async fn serve(args: &RunArgs, config: &Config, options: Options) -> Exit {
     let node = options.node.clone();
     let ended = match actors::agent::run(options, wishes, notices).await {
         Ok(ended) => ended,
+        // Nothing was started, and nothing but another command line will help.
         Err(error) => {
-            let exit = match &error {
-                AgentError::Refused(_) => Exit::Usage,
-                _ => Exit::Failed,
-            };
-            return fail(exit, &explain(&error, &folder));
+            return fail(Exit::Usage, &explain(&error, &folder));
         }
     };
     let _ = printer.await;
