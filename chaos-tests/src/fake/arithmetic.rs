@@ -159,8 +159,9 @@ mod tests {
         let mut whole = Sum::empty();
         tree::combine(total, &pieces, whole.as_mut()).expect("the pieces cover everything");
         let mut one = Sum::empty();
-        let leaves: Vec<_> =
-            (0..total).map(|m| (TreeNode { level: 0, index: m }, leaves[m as usize].as_slice())).collect();
+        let leaves: Vec<_> = (0..total)
+            .map(|m| (TreeNode { level: 0, index: m }, leaves[m as usize].as_slice()))
+            .collect();
         tree::combine(total, &leaves, one.as_mut()).expect("leaves cover everything");
         assert_eq!(whole.digest(), one.digest(), "{total} micro-batches on {ranks} ranks");
     }

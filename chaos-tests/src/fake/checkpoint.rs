@@ -27,7 +27,11 @@ impl Copied {
         let mut writer = ShardWriter::create(stage, rank)?;
         if rank == 0 {
             let mut object = |key: &str, value: &Value| {
-                writer.object(&format!("train_state.{key}"), &["train_state".into(), key.into()], value)
+                writer.object(
+                    &format!("train_state.{key}"),
+                    &["train_state".into(), key.into()],
+                    value,
+                )
             };
             object("step", &Value::Int(i64::try_from(state.step).unwrap_or(i64::MAX)))?;
             object("losses", &Value::Str(hex::encode(state.losses)))?;
@@ -45,9 +49,9 @@ impl Copied {
 
 /// Reads a checkpoint that any number of ranks wrote.
 pub(super) fn load(folder: &Path) -> Result<State, String> {
-    read(folder).map_err(|error| error.to_string())?.ok_or_else(|| {
-        format!("{} is not a checkpoint of the fake trainer", folder.display())
-    })
+    read(folder)
+        .map_err(|error| error.to_string())?
+        .ok_or_else(|| format!("{} is not a checkpoint of the fake trainer", folder.display()))
 }
 
 fn read(folder: &Path) -> Result<Option<State>, dcp::Error> {

@@ -229,7 +229,9 @@ impl Trainer for FakeTrainer {
             let state = codec::decode(&bytes).map_err(|error| fatal(error.to_string()))?;
             self.state = Some(state);
         } else if self.state.as_ref().is_some_and(|own| codec::encode(own) != bytes) {
-            return Err(fatal(format!("this rank and rank {donor} hold different states (TRAJ-1)")));
+            return Err(fatal(format!(
+                "this rank and rank {donor} hold different states (TRAJ-1)"
+            )));
         }
         Ok(())
     }

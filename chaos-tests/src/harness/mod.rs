@@ -4,8 +4,10 @@
 //! Everything here panics with what it saw: it is used by tests only. A run's
 //! folder stays when its test fails, and its processes never do.
 
+mod fault;
 mod process;
 mod programs;
+mod random;
 mod record;
 
 use std::{
@@ -24,8 +26,10 @@ use nix::{sys::signal::Signal, unistd::Pid};
 use serde::Deserialize;
 use serde_json::Value;
 
+pub use fault::Fault;
 pub use process::{Process, Role, processes, send};
 pub use programs::{dataset, elastic, release};
+pub use random::{Random, SEED};
 pub use record::{Event, History, Line};
 
 /// What is trained, and with what.
@@ -112,7 +116,8 @@ impl Run {
     pub fn launch(&mut self) {
         assert!(self.launcher.is_none(), "the launcher still runs");
         let setup = &self.setup;
-        let log = fs::OpenOptions::new().create(true).append(true).open(self.folder.join("run.log"));
+        let log =
+            fs::OpenOptions::new().create(true).append(true).open(self.folder.join("run.log"));
         let log = log.expect("a log for the run");
         let mut command = Command::new(elastic());
         command
@@ -267,7 +272,12 @@ impl Run {
                 self.launcher = None;
                 return status;
             }
-            assert!(Instant::now() < until, "no end within {} s\n{}", limit.as_secs(), self.report());
+            assert!(
+                Instant::now() < until,
+                "no end within {} s\n{}",
+                limit.as_secs(),
+                self.report()
+            );
             std::thread::sleep(POLL);
         }
     }

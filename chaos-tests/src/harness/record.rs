@@ -45,20 +45,22 @@ pub struct History {
 
 impl History {
     pub(super) fn read(dump: &Path) -> Self {
-        let mut events: BTreeMap<(u64, u64), Event> = BTreeMap::new();
-        let mut steps = Vec::new();
+        let (mut lines, mut steps) = (Vec::new(), Vec::new());
         for folder in nodes(dump) {
-            let mut place = (0, 0);
-            for line in lines(&folder.join("events.jsonl")) {
-                let index = line["index"].as_u64().unwrap_or_default();
-                place = if place.0 == index { (index, place.1 + 1) } else { (index, 0) };
-                let kind = line["kind"].as_str().unwrap_or_default().to_owned();
-                events.entry(place).or_insert(Event { kind, line });
-            }
-            let metrics = lines(&folder.join("metrics.jsonl"));
+            lines.extend(json_lines(&folder.join("events.jsonl")));
+            let metrics = json_lines(&folder.join("metrics.jsonl"));
             steps.extend(metrics.into_iter().filter_map(|line| serde_json::from_value(line).ok()));
         }
-        Self { events: events.into_values().collect(), steps }
+        // Stable: the order within one node's file stays.
+        lines.sort_by_key(|line| line["seen"].as_u64());
+        // Every node records every event, again after a restart.
+        let mut known = BTreeSet::new();
+        let events = lines
+            .into_iter()
+            .filter(|line| known.insert(fact(line)))
+            .map(|line| Event { kind: line["kind"].as_str().unwrap_or_default().into(), line })
+            .collect();
+        Self { events, steps }
     }
 
     /// The events of one kind.
@@ -176,8 +178,24 @@ fn nodes(dump: &Path) -> Vec<PathBuf> {
     folders
 }
 
+/// An event without who saw it when.
+fn fact(line: &Value) -> String {
+    let mut fact = line.clone();
+    if let Some(fields) = fact.as_object_mut() {
+        fields.remove("seen");
+        let is_about_a_node = fields
+            .get("kind")
+            .and_then(Value::as_str)
+            .is_some_and(|kind| kind.starts_with("node_"));
+        if !is_about_a_node {
+            fields.remove("node");
+        }
+    }
+    fact.to_string()
+}
+
 /// The JSON lines of a file; the last one of a killed process may be torn.
-fn lines(path: &Path) -> Vec<Value> {
+fn json_lines(path: &Path) -> Vec<Value> {
     let text = fs::read(path).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
