@@ -406,7 +406,12 @@ impl JobState {
             Restore::Checkpoint { step } => self.checkpoints.contains_key(step),
             Restore::Initial | Restore::Live { .. } => true,
         };
+        // A checkpoint that was committed after the seal was decided would stay beside
+        // a history that goes another way (GN-5).
+        let newest = self.checkpoints.keys().next_back();
+        let behind = newest.is_some_and(|newest| *newest > seal.restore.step());
         if !self.is_going()
+            || behind
             || seal.generation != self.generation()
             || self.seal.is_some()
             || self.plan.as_ref().is_none_or(|plan| plan.members.is_empty())

@@ -14,8 +14,10 @@ pub(super) fn deaths(state: &JobState, view: &View, limits: &Limits) -> Vec<Comm
     for (name, node) in state.live_nodes() {
         let heard = view.heard.get(name);
         // Its store speaks under a newer process start, which is about to be admitted.
-        let replaced =
-            heard.is_some_and(|h| h.report.boot != node.boot && h.report.store == node.store);
+        let replaced = heard.is_some_and(|heard| {
+            let report = &heard.report;
+            report.boot != node.boot && report.store == node.store && report.incarnation.is_none()
+        });
         let heard = heard.filter(|heard| heard.report.boot == node.boot);
         // A process start that was admitted in place of another has not been heard
         // under its new standing.
@@ -95,7 +97,9 @@ pub(super) fn arrivals(state: &JobState, view: &View) -> Vec<Command> {
             Some(node) if node.is_live() && node.store != report.store => continue,
             _ => {}
         }
-        if report.leaving {
+        // What has an incarnation was admitted once, and another took its place: a
+        // late beat of a process start that is gone (ID-2).
+        if report.leaving || report.incarnation.is_some() {
             continue;
         }
         commands.push(Command::Admit {

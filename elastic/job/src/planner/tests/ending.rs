@@ -74,10 +74,10 @@ fn lg_2_a_save_of_an_older_generation_counts_when_its_step_is_official() {
 #[test]
 fn old_checkpoints_are_retired() {
     let mut world = World::training(2, |_| ());
-    [2, 4, 6, 8].map(|step| world.checkpoint(step));
+    [2, 4, 6, 8].iter().for_each(|step| world.checkpoint(*step));
     check(&mut world, &["retire 2", "retire 4"]);
     let mut world = World::training(2, |spec| spec.keep_latest_k = 0);
-    [2, 4, 6, 8].map(|step| world.checkpoint(step));
+    [2, 4, 6, 8].iter().for_each(|step| world.checkpoint(*step));
     check(&mut world, &[]);
 }
 
