@@ -56,6 +56,16 @@ fn a_wrong_command_line_starts_nothing() {
 }
 
 #[test]
+fn a_benchmark_says_what_it_needs() {
+    check(&["bench", "recovery", "--help"], 0, "elastic bench recovery --dataset data");
+    check(&["bench", "recovery"], 2, "/data: make one with `elastic data prepare");
+    check(&["bench", "recovery", "--dataset", "d"], 2, "/d: make one with `elastic data prepare");
+    check(&["bench", "recovery", "--nodes", "2"], 2, "2 is not in 3..=64");
+    check(&["bench", "recovery", "bad.toml"], 2, "did you mean training.steps?");
+    check(&["bench", "recovery", "--training.seq_len", "0"], 2, "training.seq_len");
+}
+
+#[test]
 fn a_refused_configuration_starts_nothing() {
     check(
         &["run", "bad.toml"],
