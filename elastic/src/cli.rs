@@ -154,6 +154,10 @@ pub struct RunArgs {
     #[arg(long)]
     pub fresh: bool,
 
+    /// Go on from the newest checkpoint when all nodes of its job are gone for good.
+    #[arg(long, conflicts_with = "fresh")]
+    pub reform: bool,
+
     /// Print every key with value, range, default and origin, and end.
     #[arg(long)]
     pub print_config: bool,

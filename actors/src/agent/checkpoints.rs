@@ -15,7 +15,8 @@ use job::{
 use crate::clock;
 
 /// Merges the shards' indexes into the checkpoint's own, durably, and says what
-/// to propose: the checkpoint exists once that is committed.
+/// to propose: the checkpoint exists once that is committed. A group whose job
+/// was founded again elsewhere is told to stop instead (GEN-2).
 pub(super) fn assemble(
     folder: &Folder,
     era: Era,
@@ -23,6 +24,10 @@ pub(super) fn assemble(
     step: Step,
     shards: &[ShardSaved],
 ) -> Result<Command, String> {
+    let at = clock::timestamp();
+    if let Some(newer) = newer_era(folder, era)? {
+        return Ok(Command::Fail { why: overtaken(newer), final_: true, at });
+    }
     let stage = stage_name(era.0, generation.0, step.0);
     let indexes: Vec<ShardIndex> = shards
         .iter()
@@ -40,7 +45,7 @@ pub(super) fn assemble(
         stage,
         files,
         stall_micros,
-        at: clock::timestamp(),
+        at,
     })
 }
 
@@ -63,6 +68,23 @@ pub(super) fn publish(
         |known| matches!(known, Record::Commit(known) if known.stage == commit.stage),
     )?;
     folder.publish(&commit).map_err(|error| error.to_string())
+}
+
+/// An era above this group's own in the ledger.
+fn newer_era(folder: &Folder, own: Era) -> Result<Option<u32>, String> {
+    let records = folder.records().map_err(|error| error.to_string())?;
+    let eras = records.iter().filter_map(|(_, record)| match record {
+        Record::Reform { era, .. } => Some(*era),
+        _ => None,
+    });
+    Ok(eras.max().filter(|era| *era > own.0))
+}
+
+fn overtaken(era: u32) -> String {
+    format!(
+        "era {era} of this job was begun elsewhere from the same checkpoint folder (LG-3): this \
+         group stops"
+    )
 }
 
 /// Publishes what an earlier leader committed and may not have published.
@@ -126,11 +148,18 @@ pub(super) enum Claim {
     },
     /// The folder belongs to another configuration.
     Foreign(Genesis),
+    /// The folder belongs to a job of the same configuration that may be running.
+    Owned(Genesis),
 }
 
 /// Claims the folder for a job: record 0 keeps two founders from founding twice,
 /// a `Reform` record keeps two from resuming twice.
-pub(super) fn claim(folder: &Folder, genesis: &Genesis, founder: &str) -> Result<Claim, String> {
+pub(super) fn claim(
+    folder: &Folder,
+    genesis: &Genesis,
+    founder: &str,
+    reforms: bool,
+) -> Result<Claim, String> {
     let text = |error: FolderError| error.to_string();
     loop {
         let records = folder.records().map_err(text)?;
@@ -149,6 +178,9 @@ pub(super) fn claim(folder: &Folder, genesis: &Genesis, founder: &str) -> Result
         };
         if owner.config_digest != genesis.config_digest {
             return Ok(Claim::Foreign(owner.clone()));
+        }
+        if !reforms {
+            return Ok(Claim::Owned(owner.clone()));
         }
         let job = owner
             .job

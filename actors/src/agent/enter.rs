@@ -198,10 +198,19 @@ fn found(
         ca_pin: String::new(),
     };
     let claim =
-        checkpoints::claim(folder, &genesis, options.node.as_str()).map_err(Error::Checkpoints)?;
+        checkpoints::claim(folder, &genesis, options.node.as_str(), options.reforms).map_err(Error::Checkpoints)?;
     let (job, era, commits) = match claim {
         Claim::New => (fresh, Era(0), Vec::new()),
         Claim::Resumes { job, era, checkpoints } => (job, era, checkpoints),
+        Claim::Owned(owner) => {
+            return Err(Error::Refused(format!(
+                "checkpoint folder {} belongs to job {}, and this node has no part in it: join it \
+                 with --join and --token, go on from its newest checkpoint with --reform if all of \
+                 its nodes are gone for good, or start anew with --fresh",
+                folder.root().display(),
+                owner.job
+            )));
+        }
         Claim::Foreign(owner) => {
             return Err(Error::Refused(format!(
                 "checkpoint folder {} belongs to job {} with another configuration: choose another \
@@ -249,6 +258,7 @@ async fn join(
     })?;
     let token: JoinToken = token.parse().map_err(control)?;
     let deadline = clock::now() + patience;
+    let taken_until = clock::now() + options.timeouts.reform.min(patience);
     loop {
         let mut last = None;
         let own = endpoint.local_addr().ok();
@@ -279,7 +289,8 @@ async fn join(
                 ) => {
                     last = Some(error.to_string());
                 }
-                Err(error @ JoinError::Refused { .. }) if clock::now() < deadline => {
+                // The name may still be taken by an earlier start of this very node.
+                Err(error @ JoinError::Refused { .. }) if clock::now() < taken_until => {
                     last = Some(error.to_string());
                 }
                 Err(error) => return Err(Error::Refused(error.to_string())),

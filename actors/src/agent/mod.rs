@@ -43,6 +43,9 @@ pub struct Options {
     pub token: Option<String>,
     /// Whether this node founds the job when its store is empty.
     pub founds: bool,
+    /// Whether it may found again what a checkpoint folder holds: the user says
+    /// that no node of that job is left (LG-3).
+    pub reforms: bool,
     /// Device slots: workers of this node.
     pub slots: u32,
     /// What the job is if this node founds it, and what it must be to join.

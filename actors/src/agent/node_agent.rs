@@ -278,12 +278,11 @@ impl State {
         self.myself().map(|node| node.incarnation)
     }
 
-    /// Whether a rank 0 of the newest plan lives here.
-    pub(super) fn holds_rank_zero(&self) -> bool {
-        self.job().plan.as_ref().and_then(|plan| plan.members.first()).is_some_and(|first| {
-            first.worker.node == self.options.node
-                && Some(first.worker.incarnation) == self.incarnation()
-        })
+    /// Whether rank 0 of the newest plan is this node's, of whichever process
+    /// start: one node speaks also of a job that ended before it started.
+    fn holds_rank_zero(&self) -> bool {
+        let first = self.job().plan.as_ref().and_then(|plan| plan.members.first());
+        first.is_some_and(|first| first.worker.node == self.options.node)
     }
 
     pub(super) fn leads(&self) -> bool {

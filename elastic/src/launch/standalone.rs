@@ -170,7 +170,8 @@ impl Group<'_> {
         command.args(["--node-id", name, "--listen", "127.0.0.1:0", "--token", &self.token]);
         let mut join: Vec<String> = Vec::new();
         if index == 0 {
-            command.env(FOUNDER, "1");
+            // Whatever runs of this job runs under this launcher.
+            command.env(FOUNDER, "1").arg("--reform");
             join.push(self.address(0).unwrap_or_else(|| "127.0.0.1:0".into()));
         }
         join.extend(

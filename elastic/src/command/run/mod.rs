@@ -166,6 +166,7 @@ fn options(args: &RunArgs, config: &Config) -> Result<Options, String> {
         join,
         token: args.token.clone(),
         founds,
+        reforms: args.reform,
         slots: config.elastic.nproc_per_node,
         proposal: proposal(config)?,
         worker,
