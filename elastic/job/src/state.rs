@@ -204,7 +204,8 @@ impl JobState {
 
     /// Whether the state that was reached at `step` in a generation is on the
     /// official history (GN-5, HEAL-1): committed steps of g are those from its
-    /// own restore step to that of the next sealed generation.
+    /// own restore step to that of the next sealed generation, as far as no later
+    /// one went back behind them.
     #[must_use]
     pub fn is_official(&self, era: Era, generation: Generation, step: Step) -> bool {
         let Some(at) =
@@ -212,7 +213,8 @@ impl JobState {
         else {
             return false;
         };
-        let until = self.chain.get(at + 1).map(|next| next.restore);
+        // Any later seal may have gone back behind it, not only the next one.
+        let until = self.chain[at + 1..].iter().map(|later| later.restore).min();
         step >= self.chain[at].restore && until.is_none_or(|until| step <= until)
     }
 

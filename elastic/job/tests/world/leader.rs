@@ -207,7 +207,9 @@ impl Sim {
                 *due = Millis::MAX;
                 assembled.push(command.clone());
             }
-            for (step, _) in leader.verifying.extract_if(.., |_, due| *due <= now) {
+            let due = |(step, at): (&Step, &Millis)| (*at <= now).then_some(*step);
+            for step in leader.verifying.iter().filter_map(due).collect::<Vec<_>>() {
+                leader.verifying.remove(&step);
                 let found = match self.damaged.contains(&step.0) {
                     true => Err("a byte is flipped".to_owned()),
                     false => Ok(()),
