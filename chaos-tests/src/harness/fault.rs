@@ -111,17 +111,6 @@ impl Run {
         names.filter(|node| self.worker(node).is_some()).collect()
     }
 
-    /// Stops a process for a while, as a hypervisor or a debugger does.
-    ///
-    /// # Panics
-    /// When it is gone already.
-    pub fn freeze(&self, process: &super::Process, time: Duration) {
-        assert!(process.signal(SIGSTOP), "{process:?} is gone");
-        sleep(time);
-        // It may have been killed meanwhile, which also ends the pause.
-        let _ = process.signal(SIGCONT);
-    }
-
     /// SIGKILL to an agent whose disk is lost with it. The launcher is held until
     /// the disk is empty, so that nothing of the old store comes back.
     fn lose_disk(&self, node: &str) -> bool {

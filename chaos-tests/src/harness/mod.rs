@@ -160,6 +160,13 @@ impl Run {
         processes(&self.folder)
     }
 
+    /// Dead children of this run's processes that their parents did not wait for.
+    #[must_use]
+    pub fn zombies(&self) -> Vec<Pid> {
+        let parents: Vec<Pid> = self.processes().iter().map(|process| process.pid).collect();
+        process::zombies(&parents)
+    }
+
     /// The agent of a node, when it runs.
     #[must_use]
     pub fn agent(&self, node: &str) -> Option<Process> {

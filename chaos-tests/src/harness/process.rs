@@ -66,6 +66,19 @@ pub fn processes(folder: &Path) -> Vec<Process> {
         .collect()
 }
 
+/// Zombies whose parent is one of these.
+pub(super) fn zombies(parents: &[Pid]) -> Vec<Pid> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let unwaited = |pid: &i32| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let parent = number(&status, "PPid:").and_then(|parent| i32::try_from(parent).ok());
+        let parent = parent.is_some_and(|parent| parents.contains(&Pid::from_raw(parent)));
+        parent && status.contains("State:\tZ")
+    };
+    pids.filter(unwaited).map(Pid::from_raw).collect()
+}
+
 fn look(pid: i32, mark: &str) -> Option<Process> {
     let file = |name: &str| fs::read(format!("/proc/{pid}/{name}")).ok();
     let marked = file("environ")?.split(|byte| *byte == 0).any(|pair| pair == mark.as_bytes());

@@ -80,6 +80,16 @@ impl History {
         self.of("sealed").filter_map(|line| line["tier"].as_str()).collect()
     }
 
+    /// How often each tier was used.
+    #[must_use]
+    pub fn tiers_counted(&self) -> BTreeMap<&str, usize> {
+        let mut counts = BTreeMap::new();
+        for tier in self.tiers() {
+            *counts.entry(tier).or_default() += 1;
+        }
+        counts
+    }
+
     /// Steps that were computed in more than one generation.
     #[must_use]
     pub fn redone(&self) -> usize {

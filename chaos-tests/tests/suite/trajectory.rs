@@ -1,50 +1,21 @@
 //! TRAJ-1: the digests are those of a quiet run, whatever happened on the way.
 
-use std::{collections::BTreeMap, sync::OnceLock, time::Duration};
+use chaos_tests::harness::{Fault, Random, Run, Setup};
 
-use chaos_tests::harness::{Digests, Fault, Random, Run, Setup};
-
-use crate::{LIMIT, fake};
-
-const STEPS: u64 = 400;
-
-/// What one quiet node computes.
-fn quiet() -> &'static Digests {
-    static QUIET: OnceLock<Digests> = OnceLock::new();
-    QUIET.get_or_init(|| quietly(fake("quiet-1", 1, STEPS)))
-}
-
-fn quietly(setup: Setup) -> Digests {
-    let mut run = Run::start(setup);
-    let digests = run.finish(LIMIT);
-    eprintln!("{}: {:.1} s, {digests:?}", run.setup.name, run.age());
-    digests
-}
+use crate::{LIMIT, STEPS, fake, quiet, quiet_real, quietly, real};
 
 #[test]
 fn traj_1_the_number_of_nodes_does_not_show() {
     for (name, nodes) in [("quiet-3", 3), ("quiet-4", 4)] {
-        assert_eq!(&quietly(fake(name, nodes, STEPS)), quiet(), "{nodes} nodes");
+        assert_eq!(&quietly(fake(name, nodes, 0)), quiet(), "{nodes} nodes");
     }
 }
 
 #[test]
 fn traj_1_another_seed_shows() {
-    let other = quietly(Setup { seed: 43, ..fake("seed-43", 2, STEPS) });
+    let other = quietly(Setup { seed: 43, ..fake("seed-43", 2, 0) });
     assert_ne!(other.weights, quiet().weights);
     assert_ne!(other.losses, quiet().losses);
-}
-
-/// Four nodes slow enough that faults have time to happen.
-fn four(name: &'static str) -> Setup {
-    paced(fake(name, 4, STEPS), 25)
-}
-
-fn paced(mut setup: Setup, millis: u64) -> Setup {
-    if let Some((_, time)) = &mut setup.fake {
-        *time = Duration::from_millis(millis);
-    }
-    setup
 }
 
 #[test]
@@ -57,7 +28,7 @@ fn traj_1_kills_at_random_moments_do_not_show() {
     let mut random = Random::seeded();
     random.shuffle(&mut faults);
     let expected = quiet();
-    let mut run = Run::start(four("kills"));
+    let mut run = Run::start(fake("kills", 4, 20));
     run.wait_step(3, LIMIT);
     for fault in faults {
         std::thread::sleep(random.pause(0, 500));
@@ -72,46 +43,36 @@ fn traj_1_kills_at_random_moments_do_not_show() {
     let history = run.history();
     history.check_shared();
     eprintln!(
-        "kills: {} faults until step {at} of {STEPS}, {:.1} s, tiers {:?}, {} steps redone",
+        "kills: {} faults until step {at} of {STEPS}, {:.1} s, tiers {:?}, {} steps computed again",
         faults.len(),
         run.age(),
-        counts(&history.tiers()),
+        history.tiers_counted(),
         history.redone()
     );
     assert_eq!(&digests, expected);
 }
 
 #[test]
-fn traj_1_the_death_of_everything_does_not_show() {
-    for (name, nodes_after) in [("all-4-4", 4), ("all-4-3", 3)] {
-        let expected = quiet();
-        let mut run = Run::start(paced(four(name), 10));
-        let saved =
-            run.wait("checkpoint", LIMIT, |run| run.history().checkpoints().last().copied());
-        run.wait_step(saved + 4, LIMIT);
-        run.kill_all();
-        let (at, seals) = (run.step(), run.history().tiers().len());
-        run.setup.nodes = nodes_after;
-        run.launch();
-        let digests = run.finish(LIMIT);
-        let history = run.history();
-        let tiers = history.tiers();
-        eprintln!(
-            "{name}: everything killed at step {at}, {} redone, tiers {tiers:?}, {:.1} s",
-            history.redone(),
-            run.age()
-        );
-        assert!(history.redone() >= 1, "steps after the checkpoint were lost and redone");
-        assert_eq!(tiers.get(seals), Some(&"checkpoint"), "{tiers:?}");
-        assert_eq!(&digests, expected, "{name}");
+fn traj_1_neither_nodes_nor_sharding_show_in_the_engine() {
+    let zero1 = || vec!["--parallelism.sharding=zero1".to_owned()];
+    let setups = [real("real-4", 4), Setup { arguments: zero1(), ..real("real-zero1-4", 4) }];
+    for setup in setups {
+        let name = setup.name;
+        assert_eq!(&quietly(setup), quiet_real(), "{name}");
     }
 }
 
-/// Counts equal words.
-fn counts<'a>(words: &[&'a str]) -> BTreeMap<&'a str, usize> {
-    let mut counts = BTreeMap::new();
-    for word in words {
-        *counts.entry(*word).or_default() += 1;
-    }
-    counts
+#[test]
+fn traj_1_a_lost_shard_does_not_show_in_the_engine() {
+    let expected = quiet_real();
+    let arguments = vec!["--parallelism.sharding=zero1".to_owned()];
+    let mut run = Run::start(Setup { arguments, ..real("real-zero1-kill", 3) });
+    let saved = run.wait("checkpoint", LIMIT, |run| run.history().checkpoints().last().copied());
+    run.wait_step(saved + 1, LIMIT);
+    run.inject(Fault::Worker, &mut Random::seeded());
+    let digests = run.finish(LIMIT);
+    let history = run.history();
+    eprintln!("zero1: tiers {:?}, {} steps redone", history.tiers(), history.redone());
+    assert!(history.tiers().contains(&"checkpoint"), "a third of the moments was lost");
+    assert_eq!(&digests, expected);
 }
