@@ -38,15 +38,7 @@ pub(super) fn assemble(
     files.push(index);
     let stall_micros = shards.iter().map(|shard| shard.stall_micros).max().unwrap_or(0);
     let files = codec::encode(&files);
-    Ok(Command::CommitCheckpoint {
-        era,
-        generation,
-        step,
-        stage,
-        files,
-        stall_micros,
-        at,
-    })
+    Ok(Command::CommitCheckpoint { era, generation, step, stage, files, stall_micros, at })
 }
 
 /// Writes a committed checkpoint's ledger record and gives it its name.

@@ -197,8 +197,8 @@ fn found(
         seed: 0,
         ca_pin: String::new(),
     };
-    let claim =
-        checkpoints::claim(folder, &genesis, options.node.as_str(), options.reforms).map_err(Error::Checkpoints)?;
+    let claim = checkpoints::claim(folder, &genesis, options.node.as_str(), options.reforms)
+        .map_err(Error::Checkpoints)?;
     let (job, era, commits) = match claim {
         Claim::New => (fresh, Era(0), Vec::new()),
         Claim::Resumes { job, era, checkpoints } => (job, era, checkpoints),
