@@ -597,6 +597,7 @@ impl State {
             slots: self.options.slots,
             leaving: self.leaving,
             stop_job: self.stop_job,
+            recorded: self.recorder.newest(),
             dead_peers: self.dead.iter().cloned().collect(),
             workers: self.slots.reports(),
         }

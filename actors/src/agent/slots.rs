@@ -82,6 +82,7 @@ impl Slots {
             resumed: None,
             saved: Vec::new(),
             accuses: None,
+            save_failed: None,
             finished: None,
         };
         let now = clock::now();
@@ -225,11 +226,11 @@ impl Worker {
                 let surplus = self.report.saved.len().saturating_sub(MOST_SAVED);
                 self.report.saved.drain(..surplus);
             }
+            FromWorker::SaveFailed { step, why } => self.report.save_failed = Some((step, why)),
             FromWorker::Finished(report) => self.report.finished = Some(report),
             FromWorker::Fatal(why) => self.report.state = WorkerState::Fatal(why),
             FromWorker::Beat
             | FromWorker::Restored(_)
-            | FromWorker::SaveFailed { .. }
             | FromWorker::Validated { .. } => return Urgency::Routine,
         }
         Urgency::Now

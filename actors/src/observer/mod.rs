@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-use job::{NodeId, command::Event, report::Progress};
+use job::{NodeId, Step, command::Event, report::Progress};
 use serde::Serialize;
 
 use crate::clock;
@@ -18,6 +18,7 @@ pub struct Recorder {
     node: NodeId,
     events: File,
     metrics: File,
+    newest: Step,
 }
 
 #[derive(Serialize)]
@@ -50,8 +51,15 @@ impl Recorder {
         Ok(Self {
             node,
             events: open(folder, "events.jsonl")?,
-            metrics: open(folder, "metrics.jsonl")?,
+            newest: newest_step(&folder.join(METRICS)),
+            metrics: open(folder, METRICS)?,
         })
+    }
+
+    /// The newest step in the records, of whichever process start.
+    #[must_use]
+    pub fn newest(&self) -> Step {
+        self.newest
     }
 
     /// Records a committed event. A full disk costs the record, not the job.
@@ -62,6 +70,7 @@ impl Recorder {
 
     /// Records a step of a rank on this node.
     pub fn step(&mut self, rank: u32, progress: &Progress) {
+        self.newest = self.newest.max(progress.step);
         let seconds = progress.micros.max(1) as f64 / 1e6;
         let tokens_per_s = progress.tokens as f64 / seconds;
         let seen = clock::timestamp().0;
@@ -71,6 +80,18 @@ impl Recorder {
         );
     }
 }
+
+const METRICS: &str = "metrics.jsonl";
+
+/// The last line that is whole holds the newest step.
+fn newest_step(metrics: &Path) -> Step {
+    let Ok(text) = std::fs::read_to_string(metrics) else { return Step(0) };
+    let step = |line: &str| serde_json::from_str::<serde_json::Value>(line).ok()?["step"].as_u64();
+    Step(text.lines().rev().take(LAST_LINES).find_map(step).unwrap_or(0))
+}
+
+/// A crash may have torn the very last one.
+const LAST_LINES: usize = 8;
 
 fn open(folder: &Path, name: &str) -> io::Result<File> {
     let path = folder.join(name);

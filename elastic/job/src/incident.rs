@@ -10,6 +10,9 @@ use crate::{
     report::ResumeTiming,
 };
 
+#[cfg(test)]
+mod tests;
+
 /// Wall time by kind, in microseconds.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Accounting {

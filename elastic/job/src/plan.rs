@@ -75,6 +75,8 @@ pub struct Plan {
     pub failure: bool,
     /// The newest step that the leader heard of in the generation before.
     pub reached: Step,
+    /// The newest step that the leader has heard of.
+    pub newest: Step,
     /// When the leader last heard of a committed step.
     pub last_step: Timestamp,
     /// When the leader noticed the cause.

@@ -157,6 +157,8 @@ pub struct WorkerReport {
     pub saved: Vec<ShardSaved>,
     /// A peer whose tensor connection broke under it, by generation and rank.
     pub accuses: Option<(Generation, u32)>,
+    /// The newest checkpoint that it could not write, and why.
+    pub save_failed: Option<(Step, String)>,
     /// At the end: what it computed.
     pub finished: Option<FinalReport>,
 }
@@ -180,6 +182,9 @@ pub struct NodeReport {
     pub leaving: bool,
     /// It was told to stop the job (`elastic stop`).
     pub stop_job: bool,
+    /// The newest step in this node's records, of any process start: what was
+    /// lost when everything died.
+    pub recorded: Step,
     /// Nodes whose connection was reset and whose port refuses (LS-2).
     pub dead_peers: Vec<(NodeId, u64)>,
     /// Its workers.

@@ -20,6 +20,9 @@ pub(super) fn decide(state: &JobState, view: &View) -> Vec<Command> {
     if let Some(why) = fatal(state, view) {
         return vec![Command::Fail { why, final_: true, at }];
     }
+    if let Some(why) = last_save_failed(state, view) {
+        return vec![Command::Fail { why, final_: false, at }];
+    }
     let Some(plan) = state.plan.as_ref() else {
         return match state.phase {
             Phase::Stopping => vec![Command::Stopped { at }],
@@ -61,6 +64,21 @@ fn finished(state: &JobState, view: &View) -> Option<Command> {
     }
     let saved = !state.spec.checkpoints || state.checkpoints.contains_key(&last);
     report.filter(|_| saved).map(|report| Command::Finish { report, at: view.clock })
+}
+
+/// A job whose last checkpoint cannot be written has nothing to show: earlier
+/// ones stay, and the same command goes on from them.
+fn last_save_failed(state: &JobState, view: &View) -> Option<String> {
+    let plan = state.plan.as_ref()?;
+    let needed = match (&state.seal, plan.purpose) {
+        (Some(seal), Purpose::SaveAndStop) => seal.restore.step(),
+        _ => state.spec.total_steps,
+    };
+    let workers = view.heard.values().flat_map(|heard| &heard.report.workers);
+    workers.filter_map(|worker| worker.save_failed.as_ref()).find_map(|(step, why)| {
+        let lost = *step == needed && !state.checkpoints.contains_key(step);
+        lost.then(|| format!("the last checkpoint, of step {step}, was not saved: {why}"))
+    })
 }
 
 /// Before anything was ever trained, a worker that cannot run means that the

@@ -7,7 +7,7 @@ use crate::{
     command::Command,
     plan::{Member, Plan, Purpose, Stop, WorkerRef},
     planner::{
-        Decision, Limits, View,
+        Decision, Heard, Limits, View,
         mesh::{distinct_nodes, is_leaving, wanted},
     },
     report::{WorkerReport, WorkerState},
@@ -68,6 +68,7 @@ pub(super) fn decide(
         reason: cause.reason,
         failure: cause.failure,
         reached: reached(state, view),
+        newest: newest_step(view),
         last_step: view.last_step.min(view.clock),
         noticed: view.clock,
         at: view.clock,
@@ -253,4 +254,14 @@ fn worst_linked(state: &JobState, view: &View, plan: &Plan) -> Option<Member> {
     let worst =
         (0..plan.members.len()).filter(|rank| of(*rank) > 0).max_by_key(|rank| (of(*rank), *rank));
     worst.map(|rank| plan.members[rank].clone())
+}
+
+/// The newest step that any node has applied or recorded.
+fn newest_step(view: &View) -> Step {
+    let applied = |heard: &Heard| {
+        let progress = heard.report.workers.iter().filter_map(|worker| worker.progress);
+        progress.map(|progress| progress.step).max().unwrap_or_default()
+    };
+    let newest = view.heard.values().map(|heard| applied(heard).max(heard.report.recorded));
+    newest.max().unwrap_or_default()
 }

@@ -131,6 +131,7 @@ impl World {
             resumed: None,
             saved: Vec::new(),
             accuses: None,
+            save_failed: None,
             finished: None,
         };
         let report = NodeReport {
@@ -142,6 +143,7 @@ impl World {
             slots: 1,
             leaving: false,
             stop_job: false,
+            recorded: Step(0),
             dead_peers: Vec::new(),
             workers: vec![worker],
         };
