@@ -251,6 +251,7 @@ impl Sim {
             slots: 1,
             leaving: agent.leaving,
             stop_job: false,
+            recorded: job::Step(0),
             dead_peers: dead.map(|(_, name, boot)| (name.clone(), *boot)).collect(),
             workers,
         };

@@ -119,6 +119,7 @@ impl Worker {
             resumed: self.resumed,
             saved: self.saved.clone(),
             accuses: self.accuses,
+            save_failed: None,
             finished: self.finished.clone(),
         }
     }
