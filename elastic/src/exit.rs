@@ -21,6 +21,9 @@ pub enum Exit {
     /// The node left before the end, drained or preempted; started again, it
     /// rejoins. The value is `EX_TEMPFAIL` of `sysexits.h`.
     Left = 75,
+    /// The group went on without this node, which had been silent or could not
+    /// work; started again, it rejoins. The value is `EX_PROTOCOL`.
+    Fenced = 76,
     /// Interrupted from the keyboard (SIGINT).
     Interrupted = 130,
     /// Ended by SIGTERM before it could leave in order.
@@ -36,6 +39,7 @@ Exit codes:
   3    do not requeue: the same failure would come again
   4    no such job, or it does not answer
   75   the node left early (drained or preempted); start it again to rejoin
+  76   the group went on without this node; start it again to rejoin
   130  interrupted (SIGINT)
   143  ended by SIGTERM before it could leave in order";
 

@@ -22,8 +22,7 @@ use tokio::sync::{mpsc, oneshot};
 use transport::control::{Control, Lane, LinkEvent, Peer};
 
 use super::{
-    Ended, Error, Notice, Options, Outcome, Wish,
-    admin,
+    Ended, Error, Notice, Options, Outcome, Wish, admin,
     duty::Done,
     enter::Entered,
     leadership::{self, Leadership},
@@ -91,8 +90,17 @@ pub(super) async fn serve(
     mut wishes: mpsc::Receiver<Wish>,
     notices: mpsc::Sender<Notice>,
 ) -> Result<Ended, Error> {
-    let Entered { store, boot, address, control, mut links, group, mut applied, folder, checkpoints } =
-        entered;
+    let Entered {
+        store,
+        boot,
+        address,
+        control,
+        mut links,
+        group,
+        mut applied,
+        folder,
+        checkpoints,
+    } = entered;
     let file = |error| Error::File {
         what: "cannot open the records in",
         path: folder.display().to_string(),
@@ -308,12 +316,10 @@ impl State {
             LinkEvent::Refused { addr, reason } => {
                 tracing::warn!(%addr, reason, "a peer was turned away");
             }
-            LinkEvent::Frame { from, bytes, .. } => {
-                match codec::decode::<AgentMessage>(&bytes) {
-                    Ok(message) => self.peer_says(myself, from, message),
-                    Err(error) => tracing::warn!(%error, "a peer's message is malformed"),
-                }
-            }
+            LinkEvent::Frame { from, bytes, .. } => match codec::decode::<AgentMessage>(&bytes) {
+                Ok(message) => self.peer_says(myself, from, message),
+                Err(error) => tracing::warn!(%error, "a peer's message is malformed"),
+            },
         }
     }
 
@@ -638,7 +644,7 @@ impl State {
         match &job.phase {
             Phase::Finished(_) => self.end(myself, Outcome::Finished),
             Phase::Stopped if self.myself().is_some() => self.end(myself, Outcome::Stopped),
-            Phase::Failed { why, final_ } => {
+            Phase::Failed { why, final_ } if *final_ || self.myself().is_some() => {
                 self.end(myself, Outcome::Failed(why.clone(), *final_));
             }
             _ => {

@@ -229,9 +229,9 @@ impl Worker {
             FromWorker::SaveFailed { step, why } => self.report.save_failed = Some((step, why)),
             FromWorker::Finished(report) => self.report.finished = Some(report),
             FromWorker::Fatal(why) => self.report.state = WorkerState::Fatal(why),
-            FromWorker::Beat
-            | FromWorker::Restored(_)
-            | FromWorker::Validated { .. } => return Urgency::Routine,
+            FromWorker::Beat | FromWorker::Restored(_) | FromWorker::Validated { .. } => {
+                return Urgency::Routine;
+            }
         }
         Urgency::Now
     }

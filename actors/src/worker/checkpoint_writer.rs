@@ -96,7 +96,13 @@ impl Actor for CheckpointWriter {
         out: &mut Self::State,
     ) -> Result<(), ActorProcessingErr> {
         let Save { era, generation, step, rank, ranks, stage, snapshot, stall } = save;
-        let written = tokio::task::spawn_blocking(move || snapshot.write(&stage, rank)).await;
+        let written = tokio::task::spawn_blocking(move || {
+            snapshot.write(&stage, rank).inspect_err(|_| {
+                // What cannot be completed must not keep the disk full.
+                let _ = std::fs::remove_file(stage.join(format!("__{rank}_0.distcp")));
+            })
+        })
+        .await;
         let message = match written {
             Ok(Ok(index)) => FromWorker::Saved(ShardSaved {
                 era,

@@ -277,7 +277,7 @@ impl JobState {
                 self.incidents.end(at);
                 vec![Event::JobStopped { at }]
             }
-            Command::Start { at } if self.phase == Phase::Stopped => {
+            Command::Start { at } if self.can_start() => {
                 self.phase = Phase::Running;
                 self.incidents.begin(at);
                 vec![Event::JobStarted { at }]
@@ -299,6 +299,12 @@ impl JobState {
             | Command::Finish { .. }
             | Command::Fail { .. } => Vec::new(),
         }
+    }
+
+    /// Whether the job rests and a node that is started again starts it too.
+    #[must_use]
+    pub fn can_start(&self) -> bool {
+        matches!(self.phase, Phase::Stopped | Phase::Failed { final_: false, .. })
     }
 
     /// Whether the job still has work to do.

@@ -222,6 +222,7 @@ impl Node {
         self.child = None;
         let final_ = match status.code() {
             Some(0) => Some(Exit::Finished),
+            Some(1) => Some(Exit::Failed),
             Some(2) => Some(Exit::Usage),
             Some(3) => Some(Exit::DoNotRequeue),
             Some(75) => Some(Exit::Left),

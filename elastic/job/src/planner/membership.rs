@@ -5,7 +5,7 @@ use crate::{
     command::{Command, LEFT},
     planner::{Limits, View, certainly_dead},
     report::WorkerState,
-    state::{JobState, Node, Phase, Standing},
+    state::{JobState, Node, Standing},
 };
 
 pub(super) fn deaths(state: &JobState, view: &View, limits: &Limits) -> Vec<Command> {
@@ -71,7 +71,7 @@ pub(super) fn arrivals(state: &JobState, view: &View) -> Vec<Command> {
     let mut commands = Vec::new();
     // Who asked for the stop is on its way out: a start before it is gone would
     // meet the same wish again.
-    let stopped = state.phase == Phase::Stopped;
+    let stopped = state.can_start();
     let wished = |(name, node): (&NodeId, &Node)| {
         let heard = view.heard.get(name).filter(|heard| heard.report.boot == node.boot);
         heard.is_some_and(|heard| heard.report.stop_job)

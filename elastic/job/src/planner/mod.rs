@@ -117,7 +117,7 @@ pub struct Decision {
 #[must_use]
 pub fn decide(state: &JobState, view: &View, limits: &Limits, entropy: [u8; 32]) -> Decision {
     let mut decision = Decision::default();
-    if !state.is_going() && !matches!(state.phase, crate::state::Phase::Stopped) {
+    if !state.is_going() && !state.can_start() {
         return decision;
     }
     let mut next = state.clone();

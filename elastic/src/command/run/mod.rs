@@ -105,7 +105,7 @@ async fn serve(args: &RunArgs, config: &Config, options: Options) -> Exit {
         Outcome::Stopped | Outcome::Interrupted => Exit::Interrupted,
         Outcome::Left => Exit::Left,
         Outcome::Fenced(why) => {
-            fail(Exit::Failed, &format!("node {node} was fenced: {why}; start it again to rejoin"))
+            fail(Exit::Fenced, &format!("node {node} was fenced: {why}; start it again to rejoin"))
         }
         Outcome::Failed(why, final_) => {
             let exit = if *final_ { Exit::DoNotRequeue } else { Exit::Failed };
