@@ -8,13 +8,16 @@
 mod admin;
 mod checkpoints;
 mod duty;
+mod ending;
 mod enter;
 mod leadership;
 mod node_agent;
+mod peers;
 mod slots;
 mod spawner;
 mod voice;
 mod worker_process;
+mod workers;
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc};
 
