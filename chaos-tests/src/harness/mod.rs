@@ -310,7 +310,7 @@ impl Run {
         }
     }
 
-    /// The summary that the nodes wrote: they agree, so the first one there is.
+    /// The summary of a node that saw the job finish, or else of any.
     ///
     /// # Panics
     /// When there is none.
@@ -320,9 +320,12 @@ impl Run {
             1 => "summary.json".to_owned(),
             n => format!("summary.n{n}.json"),
         });
-        let text = names.filter_map(|name| fs::read(self.folder.join(name)).ok()).next();
-        let text = text.unwrap_or_else(|| panic!("no summary\n{}", self.report()));
-        serde_json::from_slice(&text).expect("the summary is JSON")
+        let texts = names.filter_map(|name| fs::read(self.folder.join(name)).ok());
+        let parse = |text: Vec<u8>| serde_json::from_slice(&text).expect("the summary is JSON");
+        let all: Vec<Summary> = texts.map(parse).collect();
+        let finished = all.iter().find(|summary| summary.outcome == "finished");
+        let found = finished.or(all.first()).cloned();
+        found.unwrap_or_else(|| panic!("no summary\n{}", self.report()))
     }
 
     /// The pid of the launcher, while it runs.

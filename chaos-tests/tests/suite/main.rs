@@ -4,6 +4,7 @@
 //! The long ones use the fake trainer, whose run costs no compute; the engine's
 //! own are few and short.
 
+mod bad_input;
 mod data;
 mod leftovers;
 mod lifecycle;
@@ -11,9 +12,9 @@ mod recovery;
 mod tidy;
 mod trajectory;
 
-use std::{path::PathBuf, sync::OnceLock, time::Duration};
+use std::{sync::OnceLock, time::Duration};
 
-use chaos_tests::harness::{Digests, Run, Setup};
+use chaos_tests::harness::{Digests, Run, Setup, release};
 
 /// Longest time for a run of this suite, on a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -26,7 +27,8 @@ const REAL_STEPS: u64 = 30;
 
 /// The fake trainer, with micro-batches of this many milliseconds.
 fn fake(name: &'static str, nodes: u32, millis: u64) -> Setup {
-    let program = PathBuf::from(env!("CARGO_BIN_EXE_fake-worker"));
+    // Beside the programs that speak its protocol; cargo builds it for this suite.
+    let program = release().join("fake-worker");
     Setup {
         name,
         nodes,

@@ -20,7 +20,7 @@ const ARROWS: [(&str, &[&str]); 8] = [
     ("actors", &["job", "transport", "dcp"]),
     ("elastic", &["job", "transport", "dcp", "actors"]),
     ("worker", &["elastic", "actors", "engine", "transport", "job", "dcp"]),
-    ("examples", &["elastic", "worker", "engine"]),
+    ("examples", &["elastic", "worker", "engine", "transport", "dcp", "job"]),
 ];
 
 fn root() -> PathBuf {
