@@ -73,10 +73,8 @@ pub struct Plan {
     pub reason: String,
     /// Whether a loss caused it, and so counts against the failure budget.
     pub failure: bool,
-    /// The newest step that the leader heard of in the generation before.
+    /// The newest step that the leader knows to be applied.
     pub reached: Step,
-    /// The newest step that the leader has heard of.
-    pub newest: Step,
     /// When the leader last heard of a committed step.
     pub last_step: Timestamp,
     /// When the leader noticed the cause.

@@ -391,7 +391,6 @@ impl JobState {
             self.failures_in_a_row += 1;
         }
         self.committed = self.committed.max(plan.reached);
-        self.committed = self.committed.max(plan.newest);
         self.incidents.plan(&plan, self.committed);
         let event = Event::Planned {
             era: plan.era,

@@ -60,7 +60,6 @@ fn plan(state: &JobState, waits: bool, failure: bool, reached: u64, times: [u64;
         reason: "because".into(),
         failure,
         reached: Step(reached),
-        newest: Step(0),
         last_step,
         noticed,
         at,

@@ -1,6 +1,15 @@
 //! What the leader decides, as a pure function of the replicated state and of
 //! what it has heard. Level-triggered: the same inputs give the same commands
 //! until the state reflects them, so a new leader needs no memory of the old.
+//!
+//! [`decide`] asks in this order, each question with the answers so far taken as
+//! facts: who is gone and who has come (`membership`), is the job over (`ending`),
+//! does a new generation have to begin (`planning`, with the best mesh from
+//! `mesh`), where does a begun one go on from (`sealing`), is a checkpoint
+//! complete or superfluous (`checkpoints`).
+//!
+//! Absent on purpose: memory. A decision that needs to know how long something
+//! has been so finds that in [`View`], which the leader's shell keeps up.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -7,7 +7,7 @@ use crate::{
     command::Command,
     plan::{Member, Plan, Purpose, Stop, WorkerRef},
     planner::{
-        Decision, Heard, Limits, View,
+        Decision, Limits, View,
         mesh::{distinct_nodes, is_leaving, wanted},
     },
     report::{WorkerReport, WorkerState},
@@ -68,7 +68,6 @@ pub(super) fn decide(
         reason: cause.reason,
         failure: cause.failure,
         reached: reached(state, view),
-        newest: newest_step(view),
         last_step: view.last_step.min(view.clock),
         noticed: view.clock,
         at: view.clock,
@@ -223,8 +222,15 @@ fn is_training(state: &JobState, view: &View) -> bool {
     })
 }
 
-/// The newest step that is known to be applied in the newest generation.
+/// The newest step that is known to be applied in the newest generation. When
+/// all that trained is gone, the nodes' records tell; while somebody lives they
+/// do not: the job may have gone back behind them and know so.
 fn reached(state: &JobState, view: &View) -> Step {
+    let trained = &state.sealed_members;
+    if trained.iter().all(|member| view.worker(state, member).is_none()) {
+        let recorded = view.heard.values().map(|heard| heard.report.recorded);
+        return recorded.max().unwrap_or_default();
+    }
     let members = state.plan.iter().flat_map(|plan| &plan.members);
     let progress = members.filter_map(|member| view.worker(state, &member.worker)?.progress);
     let steps = progress.filter(|progress| progress.generation == state.generation());
@@ -254,14 +260,4 @@ fn worst_linked(state: &JobState, view: &View, plan: &Plan) -> Option<Member> {
     let worst =
         (0..plan.members.len()).filter(|rank| of(*rank) > 0).max_by_key(|rank| (of(*rank), *rank));
     worst.map(|rank| plan.members[rank].clone())
-}
-
-/// The newest step that any node has applied or recorded.
-fn newest_step(view: &View) -> Step {
-    let applied = |heard: &Heard| {
-        let progress = heard.report.workers.iter().filter_map(|worker| worker.progress);
-        progress.map(|progress| progress.step).max().unwrap_or_default()
-    };
-    let newest = view.heard.values().map(|heard| applied(heard).max(heard.report.recorded));
-    newest.max().unwrap_or_default()
 }

@@ -198,3 +198,23 @@ fn a_plan_at_a_step_boundary_waits_for_the_step() {
     world.pass(1);
     check(&mut world, &["evict n1: its worker did not seal generation 2 within 62400 ms"]);
 }
+
+#[test]
+fn obs_1_what_was_reached_is_what_lives_or_else_what_was_recorded() {
+    let reached = |world: &mut World| {
+        world.act();
+        world.state.plan.as_ref().map(|plan| plan.reached)
+    };
+    let mut world = World::training(2, |_| ());
+    // The job went back behind this record, and knows so.
+    world.report(1).recorded = Step(60);
+    world.step(12);
+    world.kill_worker(2);
+    assert_eq!(reached(&mut world), Some(Step(12)));
+    let mut world = World::training(2, |_| ());
+    world.step(12);
+    (1..=2).for_each(|number| world.start(number));
+    world.report(2).recorded = Step(12);
+    assert_eq!(reached(&mut world), Some(Step(12)));
+    assert_eq!(world.state.committed, Step(12));
+}

@@ -102,3 +102,42 @@ fn the_replicated_state_survives_its_snapshot() {
     assert_eq!(restored, world.state);
     assert!(JobState::restore(&world.state.snapshot()[1..]).is_err());
 }
+
+#[test]
+fn gn_5_what_a_later_seal_went_back_behind_is_not_official() {
+    let mut state = World::training(1, |_| ()).state;
+    let link = |generation, restore| crate::state::ChainLink {
+        era: Era(1),
+        generation: Generation(generation),
+        restore: Step(restore),
+    };
+    state.chain = vec![link(1, 0), link(2, 8), link(3, 4), link(5, 6)];
+    let check = |generation, official: std::ops::RangeInclusive<u64>| {
+        for step in 0..20 {
+            let is = state.is_official(Era(1), Generation(generation), Step(step));
+            assert_eq!(is, official.contains(&step), "step {step} of generation {generation}");
+        }
+        assert!(!state.is_official(Era(2), Generation(generation), Step(4)));
+    };
+    check(1, 0..=4);
+    // Nothing of it is left: not even where it began.
+    check(2, 1..=0);
+    check(3, 4..=6);
+    check(4, 1..=0);
+    check(5, 6..=19);
+}
+
+#[test]
+fn gn_5_a_seal_never_goes_behind_a_committed_checkpoint() {
+    let mut world = World::training(2, |spec| spec.sharding = Sharding::Zero1);
+    world.checkpoint(5);
+    world.kill_worker(2);
+    world.follow();
+    world.seal_members(|_| Position::Fresh);
+    world.view.verified.insert(Step(5), Ok(()));
+    let decided = world.decide();
+    // Meanwhile the save of step 10 is complete.
+    world.checkpoint(10);
+    assert!(decided.commands.iter().all(|command| world.state.apply(command.clone()).is_empty()));
+    check(&mut world, &["verify 10", "... verifying the checkpoint of step 10"]);
+}
