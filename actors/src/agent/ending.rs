@@ -92,7 +92,9 @@ impl State {
             }
         }
         let needed = match ending.outcome {
-            Outcome::Interrupted | Outcome::Fenced(_) => false,
+            // Who leaves a running job leads nothing any more: until it is gone, nobody
+            // commits a checkpoint or answers a death (LIVE-1).
+            Outcome::Interrupted | Outcome::Fenced(_) | Outcome::Left => false,
             // A leader that goes first would leave the others without the news.
             _ => self.leads() && !self.linked.is_empty(),
         };

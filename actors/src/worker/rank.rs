@@ -122,8 +122,13 @@ pub(super) async fn serve(stream: UnixStream, factory: impl Factory) -> ExitCode
         }
     };
     let (mut to_agent, mut from_agent) = pipe::split::<FromWorker, ToWorker>(stream);
-    let Ok(Some(first)) = from_agent.receive().await else {
-        return ExitCode::FAILURE;
+    let first = match from_agent.receive().await {
+        Ok(Some(first)) => first,
+        Ok(None) => return ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("elastic-worker: {error}; {OTHER_BUILD}");
+            return ExitCode::FAILURE;
+        }
     };
     let Some((start, bind)) = start_of(first) else {
         eprintln!("elastic-worker: the agent's first message is not a start");
@@ -179,7 +184,10 @@ pub(super) async fn serve(stream: UnixStream, factory: impl Factory) -> ExitCode
                     }
                 }
                 Ok(None) => break "the agent is gone".to_owned(),
-                Err(error) => break format!("the agent's socket broke: {error}"),
+                Err(error) => {
+                    eprintln!("elastic-worker: {error}; {OTHER_BUILD}");
+                    break format!("the agent's socket broke: {error}");
+                }
             }
         };
         let _ = mailbox.send_message(Message::AgentGone(why));
@@ -198,6 +206,9 @@ async fn beat(out: mpsc::Sender<FromWorker>) {
         }
     }
 }
+
+/// The two programs share their messages' layout.
+const OTHER_BUILD: &str = "elastic and its worker program must be of one build";
 
 /// Several beats fit into the shortest silence that an agent accepts.
 const BEAT: Duration = Duration::from_millis(100);
