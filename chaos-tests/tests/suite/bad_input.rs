@@ -211,7 +211,7 @@ fn traj_1_a_refused_node_does_not_show() {
     run.kill_all();
     for (key, words) in [
         ("--optimizer.lr=0.5", "optimizer.lr is 0.5 here and 0.0008 there"),
-        ("--model.flavor=debugmodel", "model.flavor is debugmodel here and byte-1M there"),
+        ("--model.flavor=debugmodel", "model.flavor is \"debugmodel\" here and \"byte-1M\" there"),
     ] {
         let case = command(&own, &[&node[..], &[key]].concat());
         check("another configuration in its folder", &case, REFUSED, &[words]);
@@ -306,7 +306,12 @@ fn verify(run: &Run, steps: &[u64]) {
 fn check_damage(name: &'static str, damage: fn(&mut Vec<u8>)) {
     let expected = quiet();
     let mut run = Run::start(fake(name, 2, 5));
-    run.wait("two checkpoints", LIMIT, |run| (run.history().checkpoints().len() > 1).then_some(()));
+    let newest = run.wait("two checkpoints", LIMIT, |run| {
+        let saved = run.history().checkpoints();
+        saved.last().filter(|_| saved.len() > 1).copied()
+    });
+    // A commit comes before the rename: by then it has its name.
+    run.wait_step(newest + 5, LIMIT);
     run.kill_all();
     let saved = run.history().checkpoints();
     let [.., older, newest] = saved[..] else { panic!("two checkpoints: {saved:?}") };
