@@ -55,7 +55,7 @@ impl Checkpoint {
             found => found.at("find", &path)?.len(),
         };
         if bytes > INDEX_LIMIT {
-            return Err(Error::IndexSize { path, bytes, limit: INDEX_LIMIT });
+            return Err(Error::TooLarge { path, bytes, limit: INDEX_LIMIT });
         }
         let index = index::read::parse(&fs::read(&path).at("read", &path)?, &path)?;
         let files = index.files.iter().map(|_| OnceLock::new()).collect();

@@ -22,10 +22,10 @@ pub enum Error {
     /// A directory without an index.
     #[error("{0} has no .metadata: it is not a checkpoint, or its save was interrupted")]
     NoIndex(PathBuf),
-    /// An index that is too large to be one.
-    #[error("{path} has {bytes} bytes, more than any index ({limit})")]
-    IndexSize {
-        /// The index.
+    /// A file that is too large to be what its name says.
+    #[error("{path} has {bytes} bytes, more than any such file ({limit})")]
+    TooLarge {
+        /// The file.
         path: PathBuf,
         /// Its size.
         bytes: u64,

@@ -10,4 +10,5 @@ mod golden;
 mod hostile;
 mod merge;
 mod reshard;
+mod storage;
 mod support;
