@@ -1,33 +1,29 @@
 //! Reads checkpoints: any region of any tensor, from whatever shards hold it.
 //!
-//! Opening costs the index only. Reading touches the bytes that are needed; a
-//! shard that is read whole is checked against its CRC-32 on the way, which is
-//! something that PyTorch never does.
+//! Opening costs the index only. Reading touches the bytes that are needed; see
+//! [`load`](crate::load).
 
-use std::fs::{self, File};
-use std::io;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::fmt;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
 
 use crate::dtype::Dtype;
-use crate::durable::At;
 use crate::error::{Error, SliceError};
-use crate::index::{self, Index, METADATA, Place, TensorEntry};
+use crate::index::{self, Form, Index, Place, TensorEntry};
+use crate::item::{Edges, Item, Slice};
 use crate::payload;
-use crate::region::{Region, Runs, strides};
+use crate::region::Region;
+use crate::storage::{Dir, Object};
 use crate::value::{Segment, Value};
-use crate::zip::read::ReadAt;
 
-/// The index of Llama-3-8B over 256 ranks has 32 MB.
-const INDEX_LIMIT: u64 = 1 << 30;
+/// Files that stay open between reads; the others are opened again.
+const OPEN_FILES: usize = 256;
 
 /// An open checkpoint. Threads may read from one at the same time.
-#[derive(Debug)]
 pub struct Checkpoint {
-    directory: PathBuf,
+    dir: Dir,
     pub(crate) index: Index,
-    files: Vec<OnceLock<(File, u64)>>,
+    files: Vec<OnceLock<Arc<dyn Object>>>,
 }
 
 /// A tensor of a checkpoint.
@@ -42,30 +38,31 @@ pub struct TensorInfo<'a> {
 }
 
 impl Checkpoint {
-    /// Opens a directory that we or PyTorch wrote. Reads its index only.
+    /// Opens a directory, or a URL that [`Dir::at`] takes, that we or PyTorch
+    /// wrote: DCP with one index or one per rank, or safetensors. Reads the
+    /// index only.
     ///
     /// # Errors
     /// When there is no index, or a damaged one.
     pub fn open(directory: &Path) -> Result<Self, Error> {
-        let path = directory.join(METADATA);
-        let bytes = match fs::metadata(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(Error::NoIndex(directory.to_owned()));
-            }
-            found => found.at("find", &path)?.len(),
-        };
-        if bytes > INDEX_LIMIT {
-            return Err(Error::TooLarge { path, bytes, limit: INDEX_LIMIT });
-        }
-        let index = index::read::parse(&fs::read(&path).at("read", &path)?, &path)?;
-        let files = index.files.iter().map(|_| OnceLock::new()).collect();
-        Ok(Self { directory: directory.to_owned(), index, files })
+        Self::open_in(Dir::at(directory)?)
     }
 
-    /// The directory.
+    /// Opens a folder of a storage.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_in(dir: Dir) -> Result<Self, Error> {
+        let index = index::find(&dir)?;
+        let kept = index.files.len().min(OPEN_FILES);
+        let files = std::iter::repeat_with(OnceLock::new).take(kept).collect();
+        Ok(Self { dir, index, files })
+    }
+
+    /// The folder.
     #[must_use]
-    pub fn directory(&self) -> &Path {
-        &self.directory
+    pub fn dir(&self) -> &Dir {
+        &self.dir
     }
 
     /// The names of the data files, within the directory.
@@ -103,55 +100,74 @@ impl Checkpoint {
         self.index.paths.get(fqn).map(Vec::as_slice)
     }
 
-    /// Reads an object.
+    /// Reads an object. What is no plain data comes as [`Value::Opaque`]:
+    /// nothing is executed.
     ///
     /// # Errors
     /// When there is no such object, or its bytes are damaged.
     pub fn object(&self, fqn: &str) -> Result<Value, Error> {
-        let place = self.index.objects.get(fqn).ok_or_else(|| self.no_key("object", fqn))?;
-        let slice = self.slice(fqn, *place)?;
-        payload::object(&slice).map_err(|source| self.bad_slice(fqn, *place, source))
+        let place = self.object_place(fqn)?;
+        let item = self.item(fqn, place, payload::OBJECT_LIMIT)?;
+        Edges::of(&item)
+            .and_then(|item| payload::object(&item))
+            .map_err(|source| self.bad_slice(fqn, place, source))
     }
 
-    /// Reads a region of a tensor into `into`, as elements in C order,
-    /// little-endian, in the tensor's own type. The saved shards may be cut in
-    /// any way (CKPT-2).
+    /// The archive of an object as PyTorch wrote it, for a copy byte for byte,
+    /// whatever the object is.
     ///
     /// # Errors
-    /// When there is no such tensor, the region does not fit it, `into` does
-    /// not have the size of the region, the shards leave a hole in the region
-    /// or overlap in it, or bytes are damaged. `into` is then undefined.
-    pub fn read(&self, fqn: &str, region: &Region, into: &mut [u8]) -> Result<(), Error> {
-        let entry = self.index.tensors.get(fqn).ok_or_else(|| self.no_key("tensor", fqn))?;
-        let request = |detail| Error::Request { fqn: fqn.to_owned(), detail };
-        if !region.fits(&entry.shape) {
-            return Err(request(format!("{region} is not a region of shape {:?}", entry.shape)));
-        }
-        let (bytes, expected) = (into.len() as u64, region.elements() * entry.dtype.size() as u64);
-        if bytes != expected {
-            return Err(request(format!("{region} has {expected} bytes, the buffer {bytes}")));
-        }
-        entry.check_cover(region).map_err(|detail| Error::Cover { fqn: fqn.to_owned(), detail })?;
-        for chunk in &entry.chunks {
-            let Some(part) = chunk.region.intersect(region) else { continue };
-            let slice = self.slice(fqn, chunk.place)?;
-            let copy = Copy { part: &part, from: &chunk.region, to: region, dtype: entry.dtype };
-            copy.run(&slice, into).map_err(|source| self.bad_slice(fqn, chunk.place, source))?;
-        }
-        Ok(())
+    /// When there is no such object, or its bytes are damaged.
+    pub fn object_archive(&self, fqn: &str) -> Result<Vec<u8>, Error> {
+        let place = self.object_place(fqn)?;
+        let bad = |source| self.bad_slice(fqn, place, source);
+        let bytes = match self.item(fqn, place, payload::OBJECT_LIMIT)? {
+            Item::Memory { bytes, .. } => bytes,
+            Item::Slice(slice) if slice.length <= payload::OBJECT_LIMIT => {
+                slice.read().map_err(bad)?
+            }
+            Item::Slice(slice) => {
+                let (bytes, limit) = (slice.length, payload::OBJECT_LIMIT);
+                let detail = format!("the object has {bytes} bytes, more than {limit}");
+                return Err(bad(SliceError::Unsupported(detail)));
+            }
+        };
+        payload::check_archive(&bytes).map_err(bad)?;
+        Ok(bytes)
     }
 
-    pub(crate) fn slice(&self, fqn: &str, place: Place) -> Result<Slice<'_>, Error> {
-        let (file, length) = self.file(place.file)?;
-        if place.offset + place.length > *length {
-            return Err(self.bad_slice(fqn, place, SliceError::Short(*length)));
+    pub(crate) fn entry(&self, fqn: &str) -> Result<&TensorEntry, Error> {
+        self.index.tensors.get(fqn).ok_or_else(|| self.no_key("tensor", fqn))
+    }
+
+    fn object_place(&self, fqn: &str) -> Result<Place, Error> {
+        self.index.objects.get(fqn).copied().ok_or_else(|| self.no_key("object", fqn))
+    }
+
+    /// The bytes of an item, decoded when they are encoded; `expected` bounds
+    /// the bytes of its large record.
+    pub(crate) fn item(&self, fqn: &str, place: Place, expected: u64) -> Result<Item, Error> {
+        let slice = self.slice(fqn, place)?;
+        if place.form != Form::Zstd {
+            return Ok(Item::Slice(slice));
+        }
+        let decoded = slice.read().and_then(|bytes| payload::unzstd(&bytes, expected));
+        let bytes = decoded.map_err(|source| self.bad_slice(fqn, place, source))?;
+        Ok(Item::Memory { bytes, stored: slice.length as usize })
+    }
+
+    /// A slice that lies in its file.
+    pub(crate) fn slice(&self, fqn: &str, place: Place) -> Result<Slice, Error> {
+        let file = self.file(place.file)?;
+        if place.offset + place.length > file.len() {
+            return Err(self.bad_slice(fqn, place, SliceError::Short(file.len())));
         }
         Ok(Slice { file, offset: place.offset, length: place.length })
     }
 
     pub(crate) fn bad_slice(&self, fqn: &str, place: Place, source: SliceError) -> Error {
         Error::Slice {
-            path: self.file_path(place.file),
+            path: self.dir.path_of(&self.index.files[place.file as usize]),
             start: place.offset,
             end: place.offset + place.length,
             fqn: fqn.to_owned(),
@@ -159,173 +175,37 @@ impl Checkpoint {
         }
     }
 
-    fn file_path(&self, number: u32) -> PathBuf {
-        self.directory.join(&self.index.files[number as usize])
+    pub(crate) fn bad_cover(&self, fqn: &str, detail: String) -> Error {
+        Error::Cover { path: self.dir.path(), fqn: fqn.to_owned(), detail }
     }
 
-    /// An open data file and its length.
-    fn file(&self, number: u32) -> Result<&(File, u64), Error> {
-        let cell = &self.files[number as usize];
-        if let Some(open) = cell.get() {
-            return Ok(open);
+    /// Requests that are worth making at the same time.
+    pub(crate) fn threads(&self) -> usize {
+        self.dir.storage().parallelism()
+    }
+
+    /// An open data file.
+    fn file(&self, number: u32) -> Result<Arc<dyn Object>, Error> {
+        let open = || self.dir.open(&self.index.files[number as usize]).map(Arc::from);
+        let Some(cell) = self.files.get(number as usize) else { return open() };
+        if let Some(file) = cell.get() {
+            return Ok(Arc::clone(file));
         }
-        let path = self.file_path(number);
-        let file = File::open(&path).at("open", &path)?;
-        let length = file.metadata().at("find", &path)?.len();
-        Ok(cell.get_or_init(|| (file, length)))
+        let file = open()?;
+        Ok(Arc::clone(cell.get_or_init(|| file)))
     }
 
     fn no_key(&self, kind: &'static str, fqn: &str) -> Error {
-        Error::NoKey { path: self.directory.clone(), kind, fqn: fqn.to_owned() }
+        Error::NoKey { path: self.dir.path(), kind, fqn: fqn.to_owned() }
+    }
+}
+
+impl fmt::Debug for Checkpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Checkpoint").field("dir", &self.dir).finish_non_exhaustive()
     }
 }
 
 fn info<'a>(fqn: &'a str, entry: &'a TensorEntry) -> TensorInfo<'a> {
     TensorInfo { fqn, dtype: entry.dtype, shape: &entry.shape }
-}
-
-/// A slice of a data file.
-pub(crate) struct Slice<'a> {
-    file: &'a File,
-    offset: u64,
-    length: u64,
-}
-
-impl ReadAt for Slice<'_> {
-    fn len(&self) -> u64 {
-        self.length
-    }
-
-    fn read_at(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
-        if at.checked_add(into.len() as u64).is_none_or(|end| end > self.length) {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        self.file.read_exact_at(into, self.offset + at)
-    }
-}
-
-/// Reads this much at once, so that the CRC runs over warm bytes.
-const PIECE: usize = 256 << 10;
-
-/// The way of one shard's part into the caller's region.
-struct Copy<'a> {
-    part: &'a Region,
-    from: &'a Region,
-    to: &'a Region,
-    dtype: Dtype,
-}
-
-impl Copy<'_> {
-    fn run(&self, slice: &dyn ReadAt, into: &mut [u8]) -> Result<(), SliceError> {
-        let tensor = check_tensor(slice, self.dtype, &self.from.sizes)?;
-        if tensor.scattered.is_some() || tensor.conjugate {
-            return self.gather(slice, &tensor, into);
-        }
-        let item = self.dtype.size() as u64;
-        let runs = Runs::new(self.part, self.from, self.to);
-        let length = (runs.len * item) as usize;
-        // Short runs close to each other come through a buffer; others directly.
-        let buffer = if length < PIECE && runs.step() <= 8 * runs.len { PIECE } else { 0 };
-        let mut window = Window {
-            slice,
-            end: tensor.at + tensor.storage.size,
-            start: 0,
-            bytes: Vec::new(),
-            buffer,
-        };
-        let whole = self.part == self.from;
-        let mut crc = crc32fast::Hasher::new();
-        for (from, to) in runs {
-            let mut at = tensor.at + from * item;
-            let to = (to * item) as usize;
-            for piece in into[to..to + length].chunks_mut(PIECE) {
-                window.read(at, piece)?;
-                at += piece.len() as u64;
-                if whole {
-                    crc.update(piece);
-                }
-            }
-        }
-        if whole { Ok(tensor.storage.check(crc.finalize())?) } else { Ok(()) }
-    }
-
-    /// Tensors of other layouts, which PyTorch writes for transposed, channels-last
-    /// and conjugated ones: the storage is read whole.
-    fn gather(
-        &self,
-        slice: &dyn ReadAt,
-        tensor: &payload::Tensor,
-        into: &mut [u8],
-    ) -> Result<(), SliceError> {
-        let storage = tensor.storage.read(slice, slice.len())?;
-        let c_order = strides(&self.from.sizes);
-        let (first, steps) = match &tensor.scattered {
-            Some(scattered) => (scattered.first, scattered.strides.as_slice()),
-            None => (0, c_order.as_slice()),
-        };
-        let position = |mut element: u64| {
-            let mut at = first;
-            for (stride, step) in c_order.iter().zip(steps) {
-                at += element / stride * step;
-                element %= stride;
-            }
-            at
-        };
-        let item = self.dtype.size();
-        let runs = Runs::new(self.part, self.from, self.to);
-        let length = runs.len;
-        for (from, to) in runs {
-            for n in 0..length {
-                let (at, to) = (position(from + n) as usize * item, (to + n) as usize * item);
-                into[to..to + item].copy_from_slice(&storage[at..at + item]);
-                if tensor.conjugate {
-                    into[to + item - 1] ^= 0x80;
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The tensor of a slice, which must be the one that the index promises.
-pub(crate) fn check_tensor(
-    slice: &dyn ReadAt,
-    dtype: Dtype,
-    sizes: &[u64],
-) -> Result<payload::Tensor, SliceError> {
-    let tensor = payload::tensor(slice)?;
-    if tensor.dtype == dtype && tensor.sizes == sizes {
-        return Ok(tensor);
-    }
-    let found = format!("a {} tensor of shape {:?}", tensor.dtype, tensor.sizes);
-    Err(SliceError::Mismatch { found, expected: format!("{dtype}, {sizes:?}") })
-}
-
-/// Ascending reads through a buffer.
-struct Window<'a> {
-    slice: &'a dyn ReadAt,
-    end: u64,
-    start: u64,
-    bytes: Vec<u8>,
-    /// Bytes to read ahead; none at all when zero.
-    buffer: usize,
-}
-
-impl Window<'_> {
-    fn read(&mut self, at: u64, into: &mut [u8]) -> Result<(), SliceError> {
-        let io = |error| SliceError::Zip(crate::zip::Error::Io(error));
-        if self.buffer == 0 {
-            return self.slice.read_at(at, into).map_err(io);
-        }
-        let held = self.start + self.bytes.len() as u64;
-        if at < self.start || at + into.len() as u64 > held {
-            let ahead = self.buffer.max(into.len()) as u64;
-            self.bytes.resize(ahead.min(self.end - at) as usize, 0);
-            self.start = at;
-            self.slice.read_at(at, &mut self.bytes).map_err(io)?;
-        }
-        let skip = (at - self.start) as usize;
-        into.copy_from_slice(&self.bytes[skip..skip + into.len()]);
-        Ok(())
-    }
 }

@@ -33,10 +33,12 @@ pub enum Error {
         limit: u64,
     },
     /// An index that cannot be understood.
-    #[error("{path} is damaged: {source}")]
+    #[error("{path} is damaged{}: {source}", fqn.as_deref().map(|fqn| format!(" at {fqn}")).unwrap_or_default())]
     Index {
         /// The index.
         path: PathBuf,
+        /// The key, when it is known.
+        fqn: Option<String>,
         /// What is wrong with it.
         source: pickle::Error,
     },
@@ -69,8 +71,10 @@ pub enum Error {
         detail: String,
     },
     /// Shards that do not make up the tensor.
-    #[error("{fqn}: {detail}")]
+    #[error("{path}: {fqn}: {detail}")]
     Cover {
+        /// The checkpoint.
+        path: PathBuf,
         /// The tensor.
         fqn: String,
         /// The overlap or the hole.
@@ -148,6 +152,9 @@ pub enum SliceError {
     /// The description of the tensor or the object is damaged.
     #[error(transparent)]
     Pickle(#[from] pickle::Error),
+    /// A stream that does not decode.
+    #[error("zstd stream is damaged: {0}")]
+    Zstd(String),
     /// The file ends before the slice does.
     #[error("the file has only {0} bytes: it is cut short")]
     Short(u64),
@@ -165,6 +172,14 @@ pub enum SliceError {
 }
 
 impl Error {
+    /// True when the file or folder that was to be opened does not exist.
+    pub(crate) fn is_not_found(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if matches!(
+            source.kind(),
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+        ))
+    }
+
     /// True when the checkpoint itself is bad and another one may be good;
     /// false when the request or the machine is at fault.
     #[must_use]
@@ -191,6 +206,9 @@ fn is_damage(error: &io::Error) -> bool {
     const EIO: i32 = 5;
     matches!(
         error.kind(),
-        io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof | io::ErrorKind::NotADirectory
+        io::ErrorKind::NotFound
+            | io::ErrorKind::UnexpectedEof
+            | io::ErrorKind::NotADirectory
+            | io::ErrorKind::InvalidData
     ) || error.raw_os_error() == Some(EIO)
 }

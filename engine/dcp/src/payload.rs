@@ -1,6 +1,10 @@
 //! One item of a data file: the archive that `torch.save` would have written
 //! for a tensor or an object.
 
+use std::io::Read;
+
+use ruzstd::decoding::StreamingDecoder;
+
 use crate::dtype::Dtype;
 use crate::error::SliceError;
 use crate::index::check_shape;
@@ -8,13 +12,20 @@ use crate::pickle;
 use crate::pickle::read::{Id, Node, Pickle};
 use crate::pickle::write::Writer;
 use crate::region::{elements, strides};
+use crate::storage::Object;
 use crate::value::Value;
-use crate::zip::read::{ReadAt, Record, find, records};
+use crate::zip::read::{Record, find, records};
 
 /// A tensor's `data.pkl` has about 200 bytes.
 const DESCRIPTION_LIMIT: u64 = 1 << 20;
 /// Objects may be large: data loader states of many workers.
-const OBJECT_LIMIT: u64 = 256 << 20;
+pub(crate) const OBJECT_LIMIT: u64 = 256 << 20;
+/// No zstd stream grows by more: a block of 128 KiB needs 4 bytes.
+pub(crate) const ZSTD_RATIO: u64 = 32 << 10;
+/// Small records, directory and padding of an archive; torch's has 1.6 KB.
+const ARCHIVE_OVERHEAD: u64 = 64 << 10;
+/// The window of streams that zstd's usual levels write.
+const ZSTD_WINDOW: u64 = 8 << 20;
 /// PyTorch's own limit.
 const MAX_DIMENSIONS: usize = 64;
 
@@ -38,6 +49,20 @@ pub(crate) struct Tensor {
 pub(crate) struct Scattered {
     pub(crate) first: u64,
     pub(crate) strides: Vec<u64>,
+}
+
+impl Tensor {
+    /// A tensor whose elements fill a slice of `bytes` bytes in C order.
+    pub(crate) fn raw(dtype: Dtype, sizes: &[u64], bytes: u64) -> Result<Self, SliceError> {
+        let expected = elements(sizes).saturating_mul(dtype.size() as u64);
+        if bytes != expected {
+            let found = format!("{bytes} bytes of elements");
+            let expected = format!("{expected} of {dtype}, {sizes:?}");
+            return Err(SliceError::Mismatch { found, expected });
+        }
+        let (sizes, storage) = (sizes.to_vec(), Record::raw(bytes));
+        Ok(Self { dtype, sizes, scattered: None, conjugate: false, storage, at: 0 })
+    }
 }
 
 /// The small records and the description of a tensor of C order.
@@ -77,15 +102,40 @@ pub(crate) fn describe_object(value: &Value) -> Result<Vec<u8>, pickle::Error> {
 }
 
 /// The object of an archive.
-pub(crate) fn object(from: &dyn ReadAt) -> Result<Value, SliceError> {
+pub(crate) fn object(from: &dyn Object) -> Result<Value, SliceError> {
     let records = records(from)?;
     let bytes = find(&records, "data.pkl")?.read(from, OBJECT_LIMIT)?;
     let pickle = Pickle::parse(&bytes)?;
     Ok(pickle.value(pickle.root)?)
 }
 
+/// Checks that bytes are an archive whose records are what was stored.
+pub(crate) fn check_archive(bytes: &Vec<u8>) -> Result<(), SliceError> {
+    records(bytes)?.iter().try_for_each(|record| record.read(bytes, u64::MAX).map(|_| ()))?;
+    Ok(())
+}
+
+/// Decodes an archive whose large record has at most `expected` bytes.
+pub(crate) fn unzstd(mut stream: &[u8], expected: u64) -> Result<Vec<u8>, SliceError> {
+    let wrong = |error: &dyn std::fmt::Display| SliceError::Zstd(error.to_string());
+    let most = (stream.len() as u64).saturating_mul(ZSTD_RATIO);
+    let limit = expected.saturating_add(ARCHIVE_OVERHEAD).min(most);
+    let mut bytes = Vec::new();
+    while !stream.is_empty() {
+        let window = limit.max(ZSTD_WINDOW);
+        let frame = StreamingDecoder::new_with_max_window_size(&mut stream, window)
+            .map_err(|e| wrong(&e))?;
+        let left = limit - bytes.len() as u64;
+        frame.take(left + 1).read_to_end(&mut bytes).map_err(|e| wrong(&e))?;
+        if bytes.len() as u64 > limit {
+            return Err(wrong(&format_args!("it decodes to more than {limit} bytes")));
+        }
+    }
+    Ok(bytes)
+}
+
 /// The tensor of an archive; its storage is not read.
-pub(crate) fn tensor(from: &dyn ReadAt) -> Result<Tensor, SliceError> {
+pub(crate) fn tensor(from: &dyn Object) -> Result<Tensor, SliceError> {
     let records = records(from)?;
     if let Ok(order) = find(&records, "byteorder") {
         let order = order.read(from, DESCRIPTION_LIMIT)?;

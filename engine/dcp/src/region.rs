@@ -141,8 +141,46 @@ pub(crate) fn overlap(regions: &[&Region]) -> Option<(usize, usize)> {
     None
 }
 
-/// The contiguous runs that move `part` out of the C-order elements of `from`
-/// into the C-order elements of `to`. `part` lies in both.
+/// Where the elements of a box lie in memory or in a storage.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    /// The tensor's index of the box's first element.
+    origin: Vec<u64>,
+    /// Where that element lies, in elements.
+    first: u64,
+    /// Elements to step over for one index of each dimension.
+    pub(crate) strides: Vec<u64>,
+}
+
+impl Layout {
+    /// The elements of `region` in C order.
+    pub(crate) fn packed(region: &Region) -> Self {
+        Self::strided(region, 0, strides(&region.sizes))
+    }
+
+    /// The elements of `region` at any place; the caller knows that no position
+    /// in it overflows.
+    pub(crate) fn strided(region: &Region, first: u64, strides: Vec<u64>) -> Self {
+        Self { origin: region.offsets.clone(), first, strides }
+    }
+
+    /// The position of the first element of `part`.
+    pub(crate) fn first_of(&self, part: &Region) -> u64 {
+        let steps = part.offsets.iter().zip(&self.origin).zip(&self.strides);
+        self.first + steps.map(|((at, from), stride)| (at - from) * stride).sum::<u64>()
+    }
+
+    /// The positions from the first to behind the last element of `part`.
+    pub(crate) fn span(&self, part: &Region) -> std::ops::Range<u64> {
+        let first = self.first_of(part);
+        let reach = |(size, stride): (&u64, &u64)| (size - 1) * stride;
+        let reach: u64 = part.sizes.iter().zip(&self.strides).map(reach).sum();
+        first..first + reach + 1
+    }
+}
+
+/// The contiguous runs that move `part`, which is not empty, from one layout
+/// into another.
 pub(crate) struct Runs {
     /// Elements of every run.
     pub(crate) len: u64,
@@ -155,34 +193,45 @@ pub(crate) struct Runs {
 }
 
 impl Runs {
-    /// Elements in `from` between the beginnings of neighbouring runs.
-    pub(crate) fn step(&self) -> u64 {
-        self.outer.last().map_or(self.len, |outer| outer.1)
-    }
-
-    /// Runs in ascending order of their position in `from`, and in `to`.
-    pub(crate) fn new(part: &Region, from: &Region, to: &Region) -> Self {
-        let (from_strides, to_strides) = (strides(&from.sizes), strides(&to.sizes));
-        let first = |of: &Region, strides: &[u64]| {
-            let at = |d: usize| (part.offsets[d] - of.offsets[d]) * strides[d];
-            (0..strides.len()).map(at).sum::<u64>()
-        };
-        let (start_from, start_to) = (first(from, &from_strides), first(to, &to_strides));
-        // Grow the run outwards while it is whole in both boxes.
-        let mut split = part.sizes.len();
+    /// Runs in the C order of `part`.
+    pub(crate) fn new(part: &Region, from: &Layout, to: &Layout) -> Self {
         let mut len = 1;
-        while split > 0 {
-            split -= 1;
-            len *= part.sizes[split];
-            if part.sizes[split] != from.sizes[split] || part.sizes[split] != to.sizes[split] {
-                break;
+        let mut outer = Vec::new();
+        let dims = part.sizes.iter().zip(&from.strides).zip(&to.strides);
+        for ((&size, &from), &to) in dims.rev().filter(|dim| *dim.0.0 != 1) {
+            // Grow the run outwards while it is whole in both layouts.
+            if outer.is_empty() && from == len && to == len {
+                len *= size;
+            } else {
+                outer.push((size, from, to));
             }
         }
-        let outer: Vec<_> =
-            (0..split).map(|d| (part.sizes[d], from_strides[d], to_strides[d])).collect();
-        let left = outer.iter().map(|o| o.0).product();
-        let left = if part.is_empty() { 0 } else { left };
-        Self { len, index: vec![0; split], outer, from: start_from, to: start_to, left }
+        outer.reverse();
+        let left = if part.is_empty() { 0 } else { outer.iter().map(|o| o.0).product() };
+        Self {
+            len,
+            index: vec![0; outer.len()],
+            outer,
+            from: from.first_of(part),
+            to: to.first_of(part),
+            left,
+        }
+    }
+
+    /// Elements in `from` between the end of a run and the next one's beginning;
+    /// `None` when there is one run, or the next one lies before the end.
+    pub(crate) fn gap(&self) -> Option<u64> {
+        self.outer.last().and_then(|outer| outer.1.checked_sub(self.len))
+    }
+
+    /// True when all elements lie behind each other in `from`, in order.
+    pub(crate) fn is_one_in_from(&self) -> bool {
+        let mut len = self.len;
+        self.outer.iter().rev().all(|&(count, from, _)| {
+            let fits = from == len;
+            len = len.saturating_mul(count);
+            fits
+        })
     }
 }
 
@@ -195,14 +244,14 @@ impl Iterator for Runs {
         let run = (self.from, self.to);
         for (index, &(count, from, to)) in self.index.iter_mut().zip(&self.outer).rev() {
             *index += 1;
-            self.from += from;
-            self.to += to;
             if *index < count {
+                self.from += from;
+                self.to += to;
                 break;
             }
             *index = 0;
-            self.from -= count * from;
-            self.to -= count * to;
+            self.from -= (count - 1) * from;
+            self.to -= (count - 1) * to;
         }
         Some(run)
     }
@@ -218,7 +267,7 @@ mod tests {
 
     #[track_caller]
     fn check(part: &Region, from: &Region, to: &Region, len: u64, expected: &[(u64, u64)]) {
-        let runs = Runs::new(part, from, to);
+        let runs = Runs::new(part, &Layout::packed(from), &Layout::packed(to));
         assert_eq!(runs.len, len);
         assert_eq!(runs.collect::<Vec<_>>(), expected);
     }
@@ -231,8 +280,27 @@ mod tests {
         check(&region(&[1, 2], &[2, 3]), &whole, &region(&[1, 2], &[2, 3]), 3, &[(8, 0), (14, 3)]);
         check(&region(&[], &[]), &region(&[], &[]), &region(&[], &[]), 1, &[(0, 0)]);
         check(&region(&[0, 0], &[0, 6]), &whole, &whole, 0, &[]);
+        // Dimensions of one index do not end a run.
+        let tall = region(&[0, 0, 0], &[4, 1, 6]);
+        check(&tall, &tall, &tall, 24, &[(0, 0)]);
         let cube = region(&[0, 0, 0], &[2, 2, 2]);
         check(&region(&[0, 1, 0], &[2, 1, 2]), &cube, &cube, 2, &[(2, 2), (6, 6)]);
+    }
+
+    #[test]
+    fn runs_of_other_orders() {
+        let whole = region(&[0, 0], &[2, 3]);
+        let columns = Layout::strided(&whole, 0, vec![1, 2]);
+        let runs = Runs::new(&whole, &columns, &Layout::packed(&whole));
+        assert_eq!((runs.len, runs.is_one_in_from(), runs.gap()), (1, false, Some(1)));
+        let from: Vec<u64> = runs.map(|run| run.0).collect();
+        assert_eq!(from, [0, 2, 4, 1, 3, 5]);
+        assert_eq!(columns.span(&region(&[1, 0], &[1, 2])), 1..4);
+        // Rows that are spread out in memory come from one place on disk.
+        let spread = Layout::strided(&whole, 0, vec![8, 1]);
+        let runs = Runs::new(&whole, &Layout::packed(&whole), &spread);
+        assert_eq!((runs.len, runs.is_one_in_from(), runs.gap()), (3, true, Some(0)));
+        assert_eq!(runs.collect::<Vec<_>>(), [(0, 0), (3, 8)]);
     }
 
     #[test]

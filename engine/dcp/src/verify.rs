@@ -3,15 +3,19 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
+use std::sync::{Mutex, PoisonError};
 
-use crate::checkpoint::{Checkpoint, check_tensor};
+use crate::checkpoint::Checkpoint;
 use crate::digest::{FileDigest, SUMS, from_sums};
+use crate::dtype::Dtype;
 use crate::durable::At;
 use crate::error::{Error, SliceError};
-use crate::index::METADATA;
-use crate::payload;
+use crate::index::{Chunk, Form, METADATA};
+use crate::item::Edges;
+use crate::load::{check_tensor, in_parallel};
+use crate::payload::Tensor;
 use crate::region::Region;
-use crate::zip::read::ReadAt;
+use crate::storage::Object;
 
 /// How many problems are told; the rest is counted.
 const TOLD: usize = 16;
@@ -44,31 +48,31 @@ impl Checkpoint {
     /// [`Error::Damaged`], which names the damaged places.
     pub fn verify(&self) -> Result<VerifyReport, Error> {
         let mut report = VerifyReport { files: self.index.files.len(), ..VerifyReport::default() };
-        let mut problems = Problems::default();
+        let problems = Mutex::new(Problems::default());
+        let add = |problem| problems.lock().unwrap_or_else(PoisonError::into_inner).add(problem);
+        let mut items = Vec::new();
         for (fqn, entry) in &self.index.tensors {
             report.tensors += 1;
+            report.shards += entry.chunks.len();
+            report.bytes += entry.chunks.iter().map(|chunk| chunk.bytes(entry.dtype)).sum::<u64>();
             if let Err(detail) = entry.check_cover(&Region::whole(&entry.shape)) {
-                problems.add(Error::Cover { fqn: fqn.clone(), detail });
+                add(self.bad_cover(fqn, detail));
             }
-            for chunk in &entry.chunks {
-                report.shards += 1;
-                let checked = self.slice(fqn, chunk.place).and_then(|slice| {
-                    check_tensor(&slice, entry.dtype, &chunk.region.sizes)
-                        .and_then(|tensor| check_storage(&slice, &tensor))
-                        .map_err(|source| self.bad_slice(fqn, chunk.place, source))
-                });
-                match checked {
-                    Ok(bytes) => report.bytes += bytes,
-                    Err(problem) => problems.add(problem),
-                }
-            }
+            items.extend(entry.chunks.iter().map(|chunk| (fqn, Some((entry.dtype, chunk)))));
         }
-        for fqn in self.objects() {
-            report.objects += 1;
-            if let Err(problem) = self.object(fqn) {
-                problems.add(problem);
-            }
-        }
+        report.objects = self.index.objects.len();
+        items.extend(self.index.objects.keys().map(|fqn| (fqn, None)));
+        in_parallel(self.threads(), items, |(fqn, tensor)| {
+            let checked = match tensor {
+                Some((dtype, chunk)) => self.check_chunk(fqn, dtype, chunk),
+                None => self.object(fqn).map(drop),
+            };
+            checked.or_else(|problem| {
+                add(problem);
+                Ok(())
+            })
+        })?;
+        let mut problems = problems.into_inner().unwrap_or_else(PoisonError::into_inner);
         match self.check_sums() {
             Ok(found) => report.digests = found,
             Err(problem) => problems.add(problem),
@@ -77,12 +81,25 @@ impl Checkpoint {
             return Ok(report);
         }
         let Problems { count, first } = problems;
-        Err(Error::Damaged { path: self.directory().to_owned(), count, first })
+        Err(Error::Damaged { path: self.dir().path(), count, first })
+    }
+
+    fn check_chunk(&self, fqn: &str, dtype: Dtype, chunk: &Chunk) -> Result<(), Error> {
+        let (place, sizes) = (chunk.place, &chunk.region.sizes);
+        let item = self.item(fqn, place, chunk.bytes(dtype))?;
+        let tensor = match place.form {
+            Form::Raw => Tensor::raw(dtype, sizes, item.len()),
+            _ => Edges::of(&item).and_then(|item| check_tensor(&item, dtype, sizes)),
+        };
+        tensor
+            .and_then(|tensor| check_storage(&item, &tensor))
+            .map_err(|source| self.bad_slice(fqn, place, source))
     }
 
     /// `false` when there are no digests to check.
     fn check_sums(&self) -> Result<bool, Error> {
-        let path = self.directory().join(SUMS);
+        let directory = self.dir().path();
+        let path = directory.join(SUMS);
         let text = match fs::read_to_string(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
             text => text.at("read", &path)?,
@@ -97,8 +114,8 @@ impl Checkpoint {
         missing.insert(METADATA);
         for (sha256, name) in sums {
             // Other names are not ours to open.
-            if missing.remove(name) && FileDigest::of(self.directory(), name)?.sha256 != sha256 {
-                return Err(Error::Digest { path: self.directory().join(name), stored: sha256 });
+            if missing.remove(name) && FileDigest::of(&directory, name)?.sha256 != sha256 {
+                return Err(Error::Digest { path: directory.join(name), stored: sha256 });
             }
         }
         match missing.first() {
@@ -123,17 +140,16 @@ impl Problems {
     }
 }
 
-/// Reads a storage through, and compares its CRC-32. Its size in bytes.
-fn check_storage(slice: &dyn ReadAt, tensor: &payload::Tensor) -> Result<u64, SliceError> {
+/// Reads a storage through, and compares its CRC-32.
+fn check_storage(item: &dyn Object, tensor: &Tensor) -> Result<(), SliceError> {
     let mut crc = crc32fast::Hasher::new();
     let mut buffer = vec![0; tensor.storage.size.min(256 << 10) as usize];
     let (mut at, end) = (tensor.at, tensor.at + tensor.storage.size);
     while at < end {
         let piece = (end - at).min(buffer.len() as u64) as usize;
-        slice.read_at(at, &mut buffer[..piece]).map_err(crate::zip::Error::Io)?;
+        item.read_at(at, &mut buffer[..piece]).map_err(crate::zip::Error::Io)?;
         crc.update(&buffer[..piece]);
         at += piece as u64;
     }
-    tensor.storage.check(crc.finalize())?;
-    Ok(tensor.storage.size)
+    Ok(tensor.storage.check(crc.finalize())?)
 }

@@ -15,7 +15,9 @@ use crate::digest::{Digest, FileDigest, SUMS, to_sums};
 use crate::dtype::Dtype;
 use crate::durable::{At, create_new, replace, sync_directory};
 use crate::error::Error;
-use crate::index::{self, Chunk, Index, METADATA, Place, TensorEntry, check_name, check_shape};
+use crate::index::{
+    self, Chunk, Form, Index, METADATA, Place, TensorEntry, check_name, check_shape,
+};
 use crate::payload::{describe, describe_object};
 use crate::pickle;
 use crate::region::Region;
@@ -242,7 +244,8 @@ fn merge(shards: &[ShardIndex]) -> Result<Index, Error> {
         let file = index.files.len() as u32;
         index.files.push(name.clone());
         for entry in &shard.entries {
-            let place = Place { file, offset: entry.offset, length: entry.length };
+            let (offset, length) = (entry.offset, entry.length);
+            let place = Place { file, offset, length, form: Form::Archive };
             merge_path(&mut index, entry)?;
             match &entry.kind {
                 Kind::Object => {

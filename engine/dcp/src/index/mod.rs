@@ -1,7 +1,10 @@
 //! The index of a checkpoint, `.metadata`: which tensors and objects there are,
-//! and in which bytes of which file each shard lies.
+//! and in which bytes of which file each shard lies. Per-rank indices and the
+//! headers of safetensors files make an index of the same kind.
 
+mod find;
 pub(crate) mod read;
+pub(crate) mod safetensors;
 pub(crate) mod write;
 
 use std::collections::BTreeMap;
@@ -9,6 +12,8 @@ use std::collections::BTreeMap;
 use crate::dtype::Dtype;
 use crate::region::{Region, elements, overlap};
 use crate::value::Segment;
+
+pub(crate) use find::find;
 
 /// The name of the index. A checkpoint exists for PyTorch when it does.
 pub(crate) const METADATA: &str = ".metadata";
@@ -49,6 +54,25 @@ pub(crate) struct Place {
     pub(crate) file: u32,
     pub(crate) offset: u64,
     pub(crate) length: u64,
+    pub(crate) form: Form,
+}
+
+/// What the bytes of a slice are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// The archive that `torch.save` writes.
+    Archive,
+    /// The same, as one zstd stream.
+    Zstd,
+    /// The elements themselves, in C order.
+    Raw,
+}
+
+impl Chunk {
+    /// Bytes of the elements.
+    pub(crate) fn bytes(&self, dtype: Dtype) -> u64 {
+        self.region.elements().saturating_mul(dtype.size() as u64)
+    }
 }
 
 impl TensorEntry {

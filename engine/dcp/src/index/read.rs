@@ -10,11 +10,11 @@ use crate::pickle::read::{Id, Node, Pickle};
 use crate::region::Region;
 use crate::value::Segment;
 
-use super::{Chunk, Index, Place, TYPES, TensorEntry, check_name, check_shape};
+use super::{Chunk, Form, Index, Place, TYPES, TensorEntry, check_name, check_shape};
 
 /// Parses an index; `path` names it in errors.
 pub(crate) fn parse(bytes: &[u8], path: &Path) -> Result<Index, Error> {
-    let damaged = |source| Error::Index { path: path.to_owned(), source };
+    let damaged = |source| Error::Index { path: path.to_owned(), fqn: None, source };
     let pickle = Pickle::parse(bytes).map_err(damaged)?;
     let reader = Reader { pickle: &pickle, path };
     let mut files = Files::default();
@@ -59,7 +59,7 @@ struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     fn tensor(&self, fqn: &str, id: Id, places: &Places<'a>) -> Result<TensorEntry, Error> {
-        let wrong = |source| self.damaged(source);
+        let wrong = |source| self.damaged(Some(fqn), source);
         let properties = self.field(id, "properties").map_err(wrong)?;
         let dtype = self.dtype(properties).map_err(wrong)?;
         let shape = self.field(id, "size").and_then(|s| uints(self.pickle, s)).map_err(wrong)?;
@@ -105,22 +105,16 @@ impl<'a> Reader<'a> {
     }
 
     fn places(&self, files: &mut Files) -> Result<Places<'a>, Error> {
-        let wrong = |source| self.damaged(source);
+        let wrong = |source| self.damaged(None, source);
         let storage = self.field(self.pickle.root, "storage_data").map_err(wrong)?;
         let storage = dict(self.pickle, storage).map_err(wrong)?;
         let mut places = Places::with_capacity(storage.len());
         for &(key, info) in storage {
             let fqn = self.field(key, "fqn").and_then(|id| text(self.pickle, id)).map_err(wrong)?;
-            let offset = match self.optional(key, "offset").map_err(wrong)? {
-                Some(id) => Some(uints(self.pickle, id).map_err(wrong)?),
-                None => None,
-            };
-            if let Some(transforms) = self.optional(info, "transform_descriptors").map_err(wrong)? {
-                let none = matches!(self.pickle.node(transforms), Node::List(l) if l.is_empty());
-                if !none {
-                    return Err(self.entry(fqn, "is compressed or transformed, which is not read"));
-                }
-            }
+            let wrong = |source| self.damaged(Some(fqn), source);
+            let offset = self.optional(key, "offset").map_err(wrong)?;
+            let offset = offset.map(|id| uints(self.pickle, id)).transpose().map_err(wrong)?;
+            let form = self.form(fqn, info)?;
             let number = |name| self.field(info, name).and_then(|id| uint(self.pickle, id));
             let name = self.field(info, "relative_path").map_err(wrong)?;
             let name = text(self.pickle, name).map_err(wrong)?;
@@ -128,6 +122,7 @@ impl<'a> Reader<'a> {
                 file: files.number(name).map_err(|detail| self.entry(fqn, detail))?,
                 offset: number("offset").map_err(wrong)?,
                 length: number("length").map_err(wrong)?,
+                form,
             };
             if place.offset.checked_add(place.length).is_none_or(|end| end > i64::MAX as u64) {
                 return Err(self.entry(fqn, "lies beyond the end of any file"));
@@ -139,11 +134,34 @@ impl<'a> Reader<'a> {
         Ok(places)
     }
 
+    /// Which transforms the bytes went through.
+    fn form(&self, fqn: &str, info: Id) -> Result<Form, Error> {
+        let wrong = |source| self.damaged(Some(fqn), source);
+        let Some(id) = self.optional(info, "transform_descriptors").map_err(wrong)? else {
+            return Ok(Form::Archive);
+        };
+        let (Node::List(names) | Node::Tuple(names)) = self.pickle.node(id) else {
+            return Err(wrong(self.pickle.unexpected("a list of transforms", id)));
+        };
+        match names.as_slice() {
+            [] => Ok(Form::Archive),
+            &[one] => match text(self.pickle, one).map_err(wrong)? {
+                "stream.zstd/1" | "stream.zstd" => Ok(Form::Zstd),
+                other => Err(self.entry(
+                    fqn,
+                    format!("is stored through {other:?}; only \"stream.zstd/1\" is known"),
+                )),
+            },
+            // PyTorch itself cannot read these: it stores them in the wrong order.
+            _ => Err(self.entry(fqn, "is stored through several transforms")),
+        }
+    }
+
     /// `planner_data`, which may be absent or of another planner.
     fn paths(&self) -> Result<std::collections::BTreeMap<String, Vec<Segment>>, Error> {
         let mut paths = std::collections::BTreeMap::new();
         let planner =
-            self.optional(self.pickle.root, "planner_data").map_err(|e| self.damaged(e))?;
+            self.optional(self.pickle.root, "planner_data").map_err(|e| self.damaged(None, e))?;
         let Some(Node::Dict(pairs)) = planner.map(|id| self.pickle.node(id)) else {
             return Ok(paths);
         };
@@ -191,8 +209,8 @@ impl<'a> Reader<'a> {
         Ok(found.map(|&(_, value)| value).filter(|&v| !matches!(self.pickle.node(v), Node::None)))
     }
 
-    fn damaged(&self, source: pickle::Error) -> Error {
-        Error::Index { path: self.path.to_owned(), source }
+    fn damaged(&self, fqn: Option<&str>, source: pickle::Error) -> Error {
+        Error::Index { path: self.path.to_owned(), fqn: fqn.map(str::to_owned), source }
     }
 
     fn entry(&self, fqn: &str, detail: impl Into<String>) -> Error {

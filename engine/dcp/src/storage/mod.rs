@@ -40,6 +40,11 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// `NotFound`; `InvalidData` when the key leads out of the root by a link.
     fn open(&self, key: &str) -> io::Result<Box<dyn Object>>;
 
+    /// Requests that are worth making at the same time.
+    fn parallelism(&self) -> usize {
+        std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(16)
+    }
+
     /// The names of the files and folders directly in a folder, sorted; none
     /// for a folder that does not exist.
     ///
@@ -117,6 +122,11 @@ pub trait Object: Send + Sync {
     /// # Errors
     /// `UnexpectedEof` when that reaches beyond the end.
     fn read_at(&self, at: u64, into: &mut [u8]) -> io::Result<()>;
+
+    /// Bytes that are read in the time that one more request takes.
+    fn request_cost(&self) -> u64 {
+        512
+    }
 }
 
 /// A file that is being written, front to back. Dropped unfinished, it may

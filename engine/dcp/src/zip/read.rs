@@ -2,17 +2,9 @@
 //! may hold no sizes at all.
 
 use std::collections::HashSet;
-use std::io;
 
 use super::Error;
-
-/// Bytes that can be read at any position.
-pub(crate) trait ReadAt {
-    /// Number of bytes.
-    fn len(&self) -> u64;
-    /// Fills `into` from position `at`; an error when that leaves the bytes.
-    fn read_at(&self, at: u64, into: &mut [u8]) -> io::Result<()>;
-}
+use crate::storage::Object;
 
 /// One stored record.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,7 +26,7 @@ const LONGEST_TAIL: u64 = 22 + 65_535;
 const LONGEST_DIRECTORY: u64 = 16 << 20;
 
 /// The records of an archive that fills `from` exactly.
-pub(crate) fn records(from: &dyn ReadAt) -> Result<Vec<Record>, Error> {
+pub(crate) fn records(from: &dyn Object) -> Result<Vec<Record>, Error> {
     let (mut tail, mut end) = (Vec::new(), None);
     for length in [TAIL, LONGEST_TAIL] {
         tail = vec![0; length.min(from.len()) as usize];
@@ -75,8 +67,13 @@ pub(crate) fn find<'a>(records: &'a [Record], name: &str) -> Result<&'a Record, 
 }
 
 impl Record {
+    /// All of a file that is no archive, which stores no CRC-32.
+    pub(crate) fn raw(size: u64) -> Self {
+        Self { name: "elements".to_owned(), crc: 0, size, header: 0 }
+    }
+
     /// Where the record's bytes begin; they are known to lie in `from`.
-    pub(crate) fn locate(&self, from: &dyn ReadAt) -> Result<u64, Error> {
+    pub(crate) fn locate(&self, from: &dyn Object) -> Result<u64, Error> {
         const OUTSIDE: Error = Error::Damaged("a record lies outside the archive");
         if self.header.checked_add(30).is_none_or(|end| end > from.len()) {
             return Err(OUTSIDE);
@@ -95,7 +92,7 @@ impl Record {
     }
 
     /// The record's bytes, checked against its CRC-32.
-    pub(crate) fn read(&self, from: &dyn ReadAt, limit: u64) -> Result<Vec<u8>, Error> {
+    pub(crate) fn read(&self, from: &dyn Object, limit: u64) -> Result<Vec<u8>, Error> {
         if self.size > limit {
             return Err(Error::TooLarge { name: self.name.clone(), bytes: self.size, limit });
         }
@@ -123,7 +120,7 @@ struct Directory {
 
 impl Directory {
     /// Reads the end record, and the 64-bit one before it where it has to.
-    fn read(from: &dyn ReadAt, end: &[u8], end_at: u64) -> Result<Self, Error> {
+    fn read(from: &dyn Object, end: &[u8], end_at: u64) -> Result<Self, Error> {
         let (count, size, at) = (u16_at(end, 10), u32_at(end, 12), u32_at(end, 16));
         if count != u16::MAX && size != u32::MAX && at != u32::MAX {
             return Ok(Self { count: count.into(), size: size.into(), at: at.into() });

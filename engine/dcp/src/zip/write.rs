@@ -167,7 +167,8 @@ mod tests {
     use std::io;
 
     use super::*;
-    use crate::zip::read::{ReadAt, find, records};
+    use crate::storage::Object;
+    use crate::zip::read::{find, records};
 
     /// An archive whose payload is zeros that are not there.
     struct Sparse {
@@ -175,7 +176,7 @@ mod tests {
         payload: u64,
     }
 
-    impl ReadAt for Sparse {
+    impl Object for Sparse {
         fn len(&self) -> u64 {
             (self.frame.before.len() + self.frame.after.len()) as u64 + self.payload
         }

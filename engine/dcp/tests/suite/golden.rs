@@ -132,6 +132,11 @@ fn every_dtype_transposed_channels_last_conjugate() {
 }
 
 #[test]
+fn shards_in_safetensors_of_several_ranks() {
+    check("hf_sharded");
+}
+
+#[test]
 fn several_files_per_rank() {
     check("threads3");
 }
