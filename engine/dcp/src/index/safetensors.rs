@@ -44,8 +44,7 @@ struct Shard {
 pub(crate) fn read(dir: &Dir, names: &[String], shards: &[&str]) -> Result<Index, Error> {
     let map = WEIGHT_MAPS.into_iter().find(|map| names.iter().any(|name| name == map));
     let map = map.map(|map| weight_map(dir, map)).transpose()?;
-    let mut index = Index::default();
-    index.files = match &map {
+    let files = match &map {
         None => shards.iter().map(|&name| name.to_owned()).collect(),
         Some(map) => {
             let mut files: Vec<String> = map.values().cloned().collect();
@@ -54,6 +53,7 @@ pub(crate) fn read(dir: &Dir, names: &[String], shards: &[&str]) -> Result<Index
             files
         }
     };
+    let mut index = Index { files, ..Index::default() };
     let mut found: BTreeMap<String, Vec<Shard>> = BTreeMap::new();
     for (number, name) in index.files.iter().enumerate() {
         header(dir, name, number as u32, &mut found)?;
