@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use job::plan::Timestamp;
+use job::{leader::Moment, plan::Timestamp};
 use rustix::time::{ClockId, clock_gettime};
 
 /// Time since boot, suspended time included: leases run on it (LS-1).
@@ -23,4 +23,10 @@ pub fn now_micros() -> u64 {
 pub fn timestamp() -> Timestamp {
     let micros = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
     Timestamp(u64::try_from(micros).unwrap_or(u64::MAX))
+}
+
+/// [`now`] and [`timestamp`] together.
+#[must_use]
+pub fn moment() -> Moment {
+    Moment { now: now(), clock: timestamp() }
 }

@@ -7,18 +7,16 @@ use bytes::Bytes;
 use job::{
     NodeId, Step, StoreId, codec,
     command::{Command, Event},
+    leader::{Beat, Hearing, Leader, Members},
     message::AgentMessage,
-    planner::{self, Effect},
+    planner::{Effect, Limits},
     report::NodeReport,
-    state::Standing,
-    voters,
 };
 use ractor::ActorRef;
 use transport::control::Lane;
 
 use super::{
     Notice, checkpoints,
-    leadership::{self, PendingBeat},
     node_agent::{Message, State},
 };
 use crate::clock;
@@ -26,7 +24,7 @@ use crate::clock;
 /// Something that was done outside the actor's turn.
 pub(super) enum Done {
     /// A quorum round ended.
-    Quorum { beats: Vec<PendingBeat>, passed: bool },
+    Quorum { beats: Vec<Beat>, passed: bool },
     /// A proposal ended, one way or the other.
     Proposed,
     /// A membership change ended, one way or the other.
@@ -48,34 +46,27 @@ impl State {
         sent_micros: u64,
         report: NodeReport,
     ) {
-        if !self.leads() {
-            return;
+        let job = Arc::clone(&self.job);
+        let Some(leader) = &mut self.leader else { return };
+        let (node, boot) = (report.node.clone(), report.boot);
+        match leader.hear(&job.state, Beat { from, sent_micros }, report, clock::moment()) {
+            Hearing::Fenced(cause) => {
+                let Some(from) = from else { return };
+                tracing::debug!(%node, cause, "a fenced process start beats");
+                let fenced = AgentMessage::Fenced { boot, cause };
+                let _ = self.control.send(from, Lane::Control, codec::encode(&fenced).into());
+                return;
+            }
+            Hearing::News => self.decide_soon(myself),
+            Hearing::Known => {}
         }
-        // A fenced process start gets no lease, but it gets to know.
-        let known = self.job().nodes.get(&report.node).filter(|node| node.boot == report.boot);
-        if let (Some(Standing::Gone(cause)), Some(from)) = (known.map(|node| &node.standing), from)
-        {
-            let fenced = AgentMessage::Fenced { boot: report.boot, cause: cause.clone() };
-            let bytes = Bytes::from(codec::encode(&fenced));
-            let _ = self.control.send(from, Lane::Control, bytes);
-            return;
-        }
-        let Some(leadership) = &mut self.leadership else { return };
-        leadership.hear(report);
-        leadership.waiting.push(PendingBeat { from, sent_micros });
         self.quorum_round(myself);
-        self.decide(myself);
     }
 
     /// LS-1: beats are answered after a round of a quorum that began after they
-    /// arrived; one round serves all that wait.
+    /// arrived.
     fn quorum_round(&mut self, myself: &ActorRef<Message>) {
-        let Some(leadership) = &mut self.leadership else { return };
-        if leadership.reading || leadership.waiting.is_empty() {
-            return;
-        }
-        leadership.reading = true;
-        let beats = std::mem::take(&mut leadership.waiting);
+        let Some(beats) = self.leader.as_mut().and_then(Leader::begin_round) else { return };
         let (group, mailbox) = (self.group.clone(), myself.clone());
         tokio::spawn(async move {
             let passed = group.read_barrier().await.is_ok();
@@ -83,24 +74,25 @@ impl State {
         });
     }
 
-    /// Asks the planner and proposes what it says. One proposal at a time: its
-    /// outcome is part of the next decision's input.
+    /// Decides once for all that is in the mailbox: a decision costs a look at
+    /// every node, and thousands of nodes beat.
+    fn decide_soon(&mut self, myself: &ActorRef<Message>) {
+        if !self.deciding {
+            self.deciding = myself.send_message(Message::Decide).is_ok();
+        }
+    }
+
+    /// Asks the planner and proposes what it says.
     pub(super) fn decide(&mut self, myself: &ActorRef<Message>) {
         if self.is_ending() {
             return;
         }
         let job = Arc::clone(&self.job);
-        let Some(leadership) = &mut self.leadership else { return };
-        if leadership.proposing {
-            return;
-        }
-        let late = leadership.view.late;
-        leadership.refresh(&job.state, late);
-        let limits = leadership::limits(&self.options.timeouts);
-        let entropy = entropy();
-        let decision = planner::decide(&job.state, &leadership.view, &limits, entropy);
+        let Some(leader) = &mut self.leader else { return };
+        let limits = Limits::from(&self.options.timeouts);
+        let decision = leader.decide(&job.state, &limits, clock::moment(), entropy());
+        let Some(decision) = decision else { return };
         if !decision.commands.is_empty() {
-            leadership.proposing = true;
             let (group, mailbox) = (self.group.clone(), myself.clone());
             tokio::spawn(async move {
                 if let Err(error) = group.propose(decision.commands).await {
@@ -121,13 +113,6 @@ impl State {
     }
 
     fn perform(&mut self, myself: &ActorRef<Message>, effect: Effect) {
-        let step = match &effect {
-            Effect::Assemble { step, .. } | Effect::Verify(step) => *step,
-        };
-        let Some(leadership) = &mut self.leadership else { return };
-        if !leadership.working_on.insert(step) {
-            return;
-        }
         let folder = Arc::clone(&self.checkpoints);
         match effect {
             Effect::Assemble { era, generation, step, shards } => {
@@ -159,8 +144,8 @@ impl State {
     pub(super) fn done(&mut self, myself: &ActorRef<Message>, done: Done) {
         match done {
             Done::Quorum { beats, passed } => {
-                if let Some(leadership) = &mut self.leadership {
-                    leadership.reading = false;
+                if let Some(leader) = &mut self.leader {
+                    leader.round_ended();
                 }
                 if passed {
                     self.answer(&beats);
@@ -168,15 +153,15 @@ impl State {
                 self.quorum_round(myself);
             }
             Done::Proposed => {
-                if let Some(leadership) = &mut self.leadership {
-                    leadership.proposing = false;
+                if let Some(leader) = &mut self.leader {
+                    leader.proposal_ended();
                 }
                 self.job = self.group.state().borrow().clone();
                 self.decide(myself);
             }
             Done::Changed => {
-                if let Some(leadership) = &mut self.leadership {
-                    leadership.changing = false;
+                if let Some(leader) = &mut self.leader {
+                    leader.change_ended();
                 }
             }
             Done::Assembled { step, result } => match result {
@@ -190,9 +175,8 @@ impl State {
                     let line = format!("checkpoint of step {step} is damaged: {why}");
                     self.notice(Notice::Warning(line));
                 }
-                if let Some(leadership) = &mut self.leadership {
-                    leadership.working_on.remove(&step);
-                    leadership.view.verified.insert(step, result);
+                if let Some(leader) = &mut self.leader {
+                    leader.verified(step, result);
                 }
                 self.decide(myself);
             }
@@ -204,7 +188,7 @@ impl State {
         }
     }
 
-    fn answer(&mut self, beats: &[PendingBeat]) {
+    fn answer(&mut self, beats: &[Beat]) {
         for beat in beats {
             match beat.from {
                 None => self.renew_lease(beat.sent_micros),
@@ -262,9 +246,6 @@ impl State {
         match event {
             Event::CheckpointCommitted { step, .. } => {
                 let step = *step;
-                if let Some(leadership) = &mut self.leadership {
-                    leadership.working_on.remove(&step);
-                }
                 if let Some(record) = self.job().checkpoints.get(&step).cloned() {
                     self.offload(myself, move || {
                         Done::Kept(
@@ -288,26 +269,12 @@ impl State {
     /// One step of the control group's membership towards the live nodes (CG).
     pub(super) fn group_membership(&mut self, myself: &ActorRef<Message>) {
         let job = Arc::clone(&self.job);
-        let Some(leadership) = &mut self.leadership else { return };
-        if leadership.changing {
-            return;
-        }
+        let Some(leader) = &mut self.leader else { return };
         let status = self.group.status().borrow().clone();
-        let live = leadership.live(&job.state);
-        let members = status.voters.iter().chain(&status.learners).copied();
-        let gone: Vec<u64> = members
-            .filter(|id| job.state.node_of_raft(*id).is_none_or(|(_, node)| !node.is_live()))
-            .collect();
-        let view = voters::View {
-            voters: &status.voters,
-            learners: &status.learners,
-            live: &live,
-            gone: &gone,
-            leader: status.id,
-        };
-        let Some((change, reason)) = voters::next_change(&view) else { return };
+        let members =
+            Members { voters: &status.voters, learners: &status.learners, leader: status.id };
+        let Some((change, reason)) = leader.change(&job.state, members) else { return };
         tracing::debug!(?change, ?reason, "changing the control group");
-        leadership.changing = true;
         let (group, mailbox) = (self.group.clone(), myself.clone());
         tokio::spawn(async move {
             if let Err(error) = group.change(change).await {

@@ -2,15 +2,14 @@
 //! supervises the node's workers, and leads the job when the group elects it.
 //!
 //! [`run`] is the whole agent. The `NodeAgent` actor holds the node's state and
-//! reconciles its workers to the committed facts; `leadership` is what it keeps
-//! while it leads; decisions themselves are `job::planner`'s.
+//! reconciles its workers to the committed facts; `duty` is what it does while it
+//! leads; what it keeps for that and decides is `job::leader`'s.
 
 mod admin;
 mod checkpoints;
 mod duty;
 mod ending;
 mod enter;
-mod leadership;
 mod node_agent;
 mod peers;
 mod slots;

@@ -10,6 +10,7 @@ use std::{
 use job::{
     Incarnation, NodeId, StoreId, WorkerId,
     command::Event,
+    leader::Leader,
     plan::WorkerRef,
     state::{JobState, Node, Phase, Standing},
 };
@@ -22,7 +23,6 @@ use super::{
     duty::Done,
     ending::Ending,
     enter::Entered,
-    leadership::{self, Leadership},
     slots::Slots,
     worker_process::{Handle as WorkerHandle, Heard},
 };
@@ -42,6 +42,8 @@ pub(super) enum Message {
     Worker(WorkerId, Heard),
     Spawned(u32, WorkerId, Result<WorkerHandle, String>),
     Tick,
+    /// Everything that was under way is heard: decide.
+    Decide,
     Wish(Wish),
     Admin(admin::Request, oneshot::Sender<admin::Response>),
     Done(Done),
@@ -59,7 +61,9 @@ pub(super) struct State {
     pub(super) linked: BTreeMap<StoreId, Peer>,
     pub(super) dialled: BTreeMap<std::net::SocketAddr, Duration>,
     pub(super) dead: BTreeSet<(NodeId, u64)>,
-    pub(super) leadership: Option<Leadership>,
+    pub(super) leader: Option<Leader>,
+    /// A decision is due once what is in the mailbox was heard.
+    pub(super) deciding: bool,
     pub(super) lease_until: u64,
     pub(super) checkpoints: Arc<dcp::Folder>,
     pub(super) recorder: Recorder,
@@ -111,7 +115,8 @@ pub(super) async fn serve(
         linked: BTreeMap::new(),
         dialled: BTreeMap::new(),
         dead: BTreeSet::new(),
-        leadership: None,
+        leader: None,
+        deciding: false,
         lease_until: 0,
         checkpoints,
         recorder,
@@ -229,6 +234,10 @@ impl Actor for NodeAgent {
             Message::Worker(worker, heard) => state.worker(&myself, worker, heard),
             Message::Spawned(slot, worker, started) => state.spawned(slot, worker, started),
             Message::Tick => state.tick(&myself),
+            Message::Decide => {
+                state.deciding = false;
+                state.decide(&myself);
+            }
             Message::Wish(wish) => state.wish(&myself, wish),
             Message::Admin(request, reply) => {
                 let response = state.admin(&myself, request);
@@ -283,7 +292,7 @@ impl State {
     }
 
     pub(super) fn leads(&self) -> bool {
-        self.leadership.is_some()
+        self.leader.is_some()
     }
 
     pub(super) fn applied(&mut self, myself: &ActorRef<Message>, entry: &Applied<Event>) {
@@ -291,8 +300,8 @@ impl State {
         if let Applied::Events { index, events } = entry {
             for event in events {
                 self.recorder.event(*index, event);
-                if let Some(leadership) = &mut self.leadership {
-                    leadership.applied(event);
+                if let Some(leader) = &mut self.leader {
+                    leader.applied(event, clock::moment());
                 }
                 let notice = Notice::Event {
                     event: event.clone(),
@@ -317,13 +326,13 @@ impl State {
         match (status.role == Role::Leader, self.leads()) {
             (true, false) => {
                 tracing::info!(term = status.term, "this node leads the job");
-                self.leadership = Some(Leadership::new(self.options.node.clone()));
+                self.leader = Some(Leader::new(self.options.node.clone(), clock::moment()));
                 self.take_over(myself);
                 self.beat(myself);
             }
             (false, true) => {
                 tracing::info!(term = status.term, "this node leads the job no more");
-                self.leadership = None;
+                self.leader = None;
             }
             _ => {}
         }
@@ -331,14 +340,14 @@ impl State {
     }
 
     pub(super) fn tick(&mut self, myself: &ActorRef<Message>) {
-        let late = leadership::is_late(self.next_tick, &self.options.timeouts);
+        let late = self.options.timeouts.is_late(self.next_tick, clock::now());
         self.next_tick = clock::now() + self.options.timeouts.beat;
         if self.ending.is_some() {
             self.finish_ending();
             return;
         }
-        if let Some(leadership) = &mut self.leadership {
-            leadership.view.late = late;
+        if let Some(leader) = &mut self.leader {
+            leader.ticked(late);
         }
         if !late {
             self.reap_silent_workers();
@@ -346,6 +355,7 @@ impl State {
         self.job = self.group.state().borrow().clone();
         self.reconcile(myself);
         self.beat(myself);
+        self.decide(myself);
         self.group_membership(myself);
     }
 

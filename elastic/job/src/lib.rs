@@ -28,7 +28,8 @@
 //!    tells committed history from attempts (GN-5, HEAL-1).
 //! 5. [`planner`]: the decisions: membership (LS-2), plans (GN-1), seals (GN-3,
 //!    GN-4), checkpoints (LG-2), the end (ST-4).
-//! 6. [`incident`]: where the wall time went (OBS-1).
+//! 6. [`leader`]: what a leading node keeps between two decisions (LS-1).
+//! 7. [`incident`]: where the wall time went (OBS-1).
 //!
 //! Beside these: [`message`] is what processes tell each other, [`codec`] its
 //! bytes, [`replicated`] what a control group can replicate, [`voters`] who votes
@@ -119,6 +120,7 @@ pub mod codec;
 pub mod command;
 pub mod ids;
 pub mod incident;
+pub mod leader;
 pub mod message;
 pub mod plan;
 pub mod planner;

@@ -82,6 +82,13 @@ impl Timeouts {
         self.tick * self.election_ticks.1
     }
 
+    /// Whether a tick came so much later than planned that this process did not
+    /// run, rather than others were silent: who is late accuses nobody (LS-2).
+    #[must_use]
+    pub fn is_late(&self, planned: Duration, now: Duration) -> bool {
+        now.saturating_sub(planned) > self.beat * 2
+    }
+
     /// Name, limit and meaning of each, for people.
     #[must_use]
     pub fn table(&self) -> [(&'static str, Duration, &'static str); 12] {

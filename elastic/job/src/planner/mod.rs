@@ -22,6 +22,7 @@ use crate::{
     plan::{Timestamp, WorkerRef},
     report::{NodeReport, ShardSaved, WorkerReport},
     state::JobState,
+    timeouts::Timeouts,
 };
 
 mod checkpoints;
@@ -89,6 +90,21 @@ pub struct Limits {
     pub settle: Duration,
     /// Growth waits at most this long for nodes that are starting.
     pub settle_max: Duration,
+}
+
+impl From<&Timeouts> for Limits {
+    /// The limits of decisions, out of the one budget.
+    fn from(timeouts: &Timeouts) -> Self {
+        Self {
+            suspect: timeouts.suspect,
+            lease: timeouts.lease,
+            seal: timeouts.seal,
+            step: timeouts.step,
+            accusation: timeouts.beat * 3,
+            settle: timeouts.beat,
+            settle_max: timeouts.budget * 2,
+        }
+    }
 }
 
 /// A thing for the leader's shell to do.
