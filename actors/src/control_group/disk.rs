@@ -18,6 +18,18 @@ const QUEUE: usize = 4096;
 /// Most writes in one transaction.
 const BATCH: usize = 512;
 
+/// Where a member writes its log. Writes become durable in order, a little later.
+pub(super) trait LogWriter: Send {
+    /// Queues a write of the Ready `number`. Without `sync` nothing waits for it.
+    fn write(&self, number: u64, write: Write, sync: bool) -> Result<(), String>;
+
+    /// Waits until all that was queued is durable.
+    fn flush(&self) -> Result<(), String>;
+
+    /// Number of the last Ready that is durable.
+    fn durable(&self) -> Result<u64, String>;
+}
+
 /// The member's end of the thread.
 pub(super) struct Disk {
     queue: Option<SyncSender<Job>>,
@@ -61,26 +73,6 @@ impl Disk {
         Ok(Self { queue: Some(queue), progress, thread: Some(thread) })
     }
 
-    /// Queues a write.
-    pub(super) fn write(&self, number: u64, write: Write, sync: bool) -> Result<(), String> {
-        self.send(Job::Write { number, write: Box::new(write), sync })
-    }
-
-    /// Waits until all that was queued is durable.
-    pub(super) fn flush(&self) -> Result<(), String> {
-        let (done, wait) = sync_channel(1);
-        self.send(Job::Flush(done))?;
-        wait.recv().map_err(|_| self.failure())
-    }
-
-    /// Number of the last Ready that is durable.
-    pub(super) fn durable(&self) -> Result<u64, String> {
-        match self.progress.failure.get() {
-            Some(failure) => Err(failure.clone()),
-            None => Ok(self.progress.durable.load(Ordering::Acquire)),
-        }
-    }
-
     fn send(&self, job: Job) -> Result<(), String> {
         let queue = self.queue.as_ref().ok_or_else(|| self.failure())?;
         queue.send(job).map_err(|_| self.failure())
@@ -88,6 +80,25 @@ impl Disk {
 
     fn failure(&self) -> String {
         self.progress.failure.get().cloned().unwrap_or_else(|| "the log thread ended".into())
+    }
+}
+
+impl LogWriter for Disk {
+    fn write(&self, number: u64, write: Write, sync: bool) -> Result<(), String> {
+        self.send(Job::Write { number, write: Box::new(write), sync })
+    }
+
+    fn flush(&self) -> Result<(), String> {
+        let (done, wait) = sync_channel(1);
+        self.send(Job::Flush(done))?;
+        wait.recv().map_err(|_| self.failure())
+    }
+
+    fn durable(&self) -> Result<u64, String> {
+        match self.progress.failure.get() {
+            Some(failure) => Err(failure.clone()),
+            None => Ok(self.progress.durable.load(Ordering::Acquire)),
+        }
     }
 }
 

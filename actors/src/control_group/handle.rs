@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use job::codec;
 use job::replicated::StateMachine;
@@ -15,7 +15,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast, oneshot, watch};
 use super::Founding;
 use super::error::{ChangeError, ProposeError, ReadError, StepError};
 use super::member::Input;
-use super::reads::Waiter;
 use super::wire;
 
 /// The largest command, encoded: some thousand nodes in one plan.
@@ -41,12 +40,16 @@ pub(super) struct Tickets {
 
 impl Default for Tickets {
     fn default() -> Self {
-        let client = uuid::Uuid::new_v4().as_u64_pair().0;
-        Self { client, next: Arc::new(AtomicU64::new(1)) }
+        Self::of(uuid::Uuid::new_v4().as_u64_pair().0)
     }
 }
 
 impl Tickets {
+    /// The tickets of the proposer `client`.
+    pub(super) fn of(client: u64) -> Self {
+        Self { client, next: Arc::new(AtomicU64::new(1)) }
+    }
+
     pub(super) fn next(&self) -> Ticket {
         Ticket { client: self.client, seq: self.next.fetch_add(1, Ordering::Relaxed) }
     }
@@ -149,7 +152,6 @@ pub(super) struct Inner<S: StateMachine> {
     pub(super) room: Arc<Semaphore>,
     pub(super) tickets: Tickets,
     pub(super) founding: Founding,
-    pub(super) read_deadline: Duration,
     pub(super) inbox: SyncSender<Input<S>>,
     pub(super) state: watch::Receiver<Arc<Snapshot<S>>>,
     pub(super) status: watch::Receiver<Status>,
@@ -254,8 +256,7 @@ impl<S: StateMachine> Handle<S> {
     /// See [`ReadError`].
     pub async fn read_barrier(&self) -> Result<(), ReadError> {
         let (reply, answer) = oneshot::channel();
-        let deadline = Instant::now() + self.inner.read_deadline;
-        self.send(Input::Read(Waiter { reply, deadline })).map_err(|full| match full {
+        self.send(Input::Read(reply)).map_err(|full| match full {
             Refusal::Full => ReadError::Busy,
             Refusal::Stopped => ReadError::Stopped,
         })?;

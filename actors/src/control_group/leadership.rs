@@ -18,7 +18,7 @@ impl<S: StateMachine> Member<S> {
     /// Whether a member was heard of within an election timeout.
     pub(super) fn recently_heard(&self, id: u64) -> bool {
         let ticks = u32::try_from(self.options.election_ticks).unwrap_or(u32::MAX);
-        self.contact.get(&id).is_some_and(|at| at.elapsed() < self.options.tick * ticks)
+        self.contact.get(&id).is_some_and(|at| self.now - *at < self.options.tick * ticks)
     }
 
     pub(super) fn leader(&self) -> Option<u64> {
@@ -68,7 +68,7 @@ impl<S: StateMachine> Member<S> {
         if self.leads() || ![0, id].contains(&self.raft.raft.leader_id) {
             return;
         }
-        let (now, tick) = (Instant::now(), self.options.tick);
+        let (now, tick) = (self.now, self.options.tick);
         let until = now + tick * u32::try_from(self.options.election_ticks).unwrap_or(u32::MAX);
         if self.raft.raft.leader_id == id {
             let term = self.raft.raft.term;

@@ -1,11 +1,13 @@
-//! The thread of a member: one loop over an inbox, Raft's clock and the
-//! progress of the disk. What Raft hands out is dealt with in [`Member::ready`].
+//! A member: an inbox, Raft's clock and the progress of the disk. It is turned
+//! ([`Member::look`], [`Member::handle`], [`Member::pass`]) by a thread of its own
+//! or by a host that steps through time ([`super::stepped`]), and reads no clock
+//! itself. What Raft hands out is dealt with in [`Member::ready`].
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use job::replicated::StateMachine;
@@ -15,7 +17,7 @@ use raft::eraftpb::{Message, MessageType};
 use raft::{RawNode, SnapshotStatus, StateRole};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast, mpsc, oneshot, watch};
 
-use super::disk::Disk;
+use super::disk::{Disk, LogWriter};
 use super::election::Turns;
 use super::error::{ChangeError, ProposeError};
 use super::handle::{
@@ -23,9 +25,9 @@ use super::handle::{
 };
 use super::log::Log;
 use super::membership::PendingChange;
-use super::reads::{Reads, Waiter};
+use super::reads::{self, Reads, Waiter};
 use super::replica::{self, Replica};
-use super::store::Store;
+use super::store::{Loaded, Store};
 use super::{Error, Options, Outbound, bridge};
 
 /// Inputs waiting for the member; more are refused as busy.
@@ -57,7 +59,7 @@ pub(super) enum Input<S: StateMachine> {
         reply: ProposeReply<S::Event>,
         room: OwnedSemaphorePermit,
     },
-    Read(Waiter),
+    Read(reads::Reply),
     Change {
         change: Change,
         reply: oneshot::Sender<Result<(), ChangeError>>,
@@ -82,12 +84,15 @@ type Channels<S> = (
 
 pub(super) struct Member<S: StateMachine> {
     pub(super) id: u64,
+    /// When it was turned last; its host's clock.
+    pub(super) now: Instant,
+    next_tick: Instant,
     stop: Arc<AtomicBool>,
     tickets: Tickets,
     pub(super) options: Options,
     pub(super) raft: RawNode<Log>,
     pub(super) replica: Replica<S>,
-    pub(super) disk: Disk,
+    pub(super) disk: Box<dyn LogWriter>,
     pub(super) applied: u64,
     pub(super) proposals: HashMap<Ticket, ProposeReply<S::Event>>,
     pub(super) reads: Reads,
@@ -112,6 +117,24 @@ pub(super) struct Member<S: StateMachine> {
     pub(super) leading: (bool, u64),
 }
 
+/// What a member is made of, beside its disk.
+pub(super) struct Parts {
+    pub(super) id: u64,
+    pub(super) options: Options,
+    pub(super) founding: super::Founding,
+    pub(super) loaded: Loaded,
+    pub(super) tickets: Tickets,
+    pub(super) outbound: mpsc::Sender<Outbound>,
+}
+
+/// A member before it is turned for the first time, and its ways in and out.
+pub(super) struct Made<S: StateMachine> {
+    pub(super) member: Member<S>,
+    pub(super) inputs: Receiver<Input<S>>,
+    pub(super) handle: Handle<S>,
+    pub(super) applied: AppliedReceiver<S>,
+}
+
 /// Starts the threads of a member on a founded store.
 pub(super) fn start<S: StateMachine>(
     options: Options,
@@ -120,8 +143,30 @@ pub(super) fn start<S: StateMachine>(
 ) -> Result<(Handle<S>, AppliedReceiver<S>), Error> {
     let dir = store.dir().display().to_string();
     let founding = store.founding().cloned().ok_or(Error::NotFounded(dir))?;
-    let id = store.id().raft_id();
-    let loaded = store.load()?;
+    let (id, loaded) = (store.id().raft_id(), store.load()?);
+    let tickets = Tickets::default();
+    let parts = Parts { id, options, founding, loaded, tickets, outbound };
+    let now = Instant::now();
+    let made = make(parts, now, |inbox| {
+        // A full inbox is looked at soon, and the disk's progress with it.
+        let wake = move || drop(inbox.try_send(Input::Wake));
+        Ok(Box::new(Disk::start(store, wake).map_err(Error::Thread)?))
+    })?;
+    let Made { member, inputs, handle, applied } = made;
+    std::thread::Builder::new()
+        .name("elastic-raft".into())
+        .spawn(move || serve(member, &inputs))
+        .map_err(Error::Thread)?;
+    Ok((handle, applied))
+}
+
+/// Makes a member on a disk that is told where to report its progress.
+pub(super) fn make<S: StateMachine>(
+    parts: Parts,
+    now: Instant,
+    disk: impl FnOnce(SyncSender<Input<S>>) -> Result<Box<dyn LogWriter>, Error>,
+) -> Result<Made<S>, Error> {
+    let Parts { id, options, founding, loaded, tickets, outbound } = parts;
     let replica = Replica::<S>::restore(&loaded.snapshot.data).map_err(Error::State)?;
     let applied = loaded.snapshot.get_metadata().index;
     let raft = RawNode::new(&config(id, applied, &options), Log::new(loaded), &bridge::logger())
@@ -132,40 +177,23 @@ pub(super) fn start<S: StateMachine>(
     let (states, state) = watch::channel(Arc::new(first));
     let (status_in, status) = watch::channel(first_status(id));
     let (events, receiver) = broadcast::channel(options.event_buffer.max(1));
-    let wake = {
-        let inbox = inbox.clone();
-        // A full inbox is looked at soon, and the disk's progress with it.
-        move || drop(inbox.try_send(Input::Wake))
-    };
     let stop = Arc::new(AtomicBool::new(false));
-    let tickets = Tickets::default();
-    let disk = Disk::start(store, wake).map_err(Error::Thread)?;
-    let inner = Inner {
+    let disk = disk(inbox.clone())?;
+    let handle = Handle::new(Inner {
         id,
         stop: Arc::clone(&stop),
         room: Arc::new(Semaphore::new(INBOX_KIB)),
         tickets: tickets.clone(),
         founding,
-        read_deadline: options.read_deadline,
         inbox,
         state,
         status,
         applied: events.downgrade(),
-    };
+    });
     let channels = (states, status_in, events);
-    let member = Member::new(
-        (id, stop, tickets),
-        options,
-        (raft, replica, applied),
-        disk,
-        outbound,
-        channels,
-    );
-    std::thread::Builder::new()
-        .name("elastic-raft".into())
-        .spawn(move || serve(member, &inputs))
-        .map_err(Error::Thread)?;
-    Ok((Handle::new(inner), receiver))
+    let raft = (raft, replica, applied);
+    let member = Member::new((id, stop, tickets), now, options, raft, disk, outbound, channels);
+    Ok(Made { member, inputs, handle, applied: receiver })
 }
 
 fn config(id: u64, applied: u64, options: &Options) -> raft::Config {
@@ -183,6 +211,11 @@ fn config(id: u64, applied: u64, options: &Options) -> raft::Config {
         batch_append: true,
         ..raft::Config::default()
     }
+}
+
+/// Raft's clock; a member that ticks without end would do nothing else.
+fn period(options: &Options) -> Duration {
+    options.tick.max(Duration::from_millis(1))
 }
 
 fn first_status(id: u64) -> Status {
@@ -222,14 +255,18 @@ fn serve<S: StateMachine>(mut member: Member<S>, inputs: &Receiver<Input<S>>) {
 impl<S: StateMachine> Member<S> {
     fn new(
         (id, stop, tickets): (u64, Arc<AtomicBool>, Tickets),
+        now: Instant,
         options: Options,
         (raft, replica, applied): (RawNode<Log>, Replica<S>, u64),
-        disk: Disk,
+        disk: Box<dyn LogWriter>,
         outbound: mpsc::Sender<Outbound>,
         (states, status, events): Channels<S>,
     ) -> Self {
+        let next_tick = now + period(&options);
         Self {
             id,
+            now,
+            next_tick,
             stop,
             tickets,
             options,
@@ -256,44 +293,60 @@ impl<S: StateMachine> Member<S> {
     }
 
     fn run(&mut self, inputs: &Receiver<Input<S>>) -> Result<(), String> {
-        let tick = self.options.tick.max(Duration::from_millis(1));
-        let mut next_tick = Instant::now() + tick;
         while !self.stop.load(Ordering::Acquire) {
-            self.durable()?;
-            self.lone_voter_leads();
-            self.begin_read();
-            self.ready()?;
-            self.publish();
-
-            let wake = self.turns.map_or(next_tick, |t| t.next().min(next_tick));
+            let wake = self.look(Instant::now())?;
             match inputs.recv_timeout(wake.saturating_duration_since(Instant::now())) {
-                Ok(input) => self.handle(input),
+                Ok(input) => {
+                    self.now = Instant::now();
+                    self.handle(input);
+                }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
             }
             for input in inputs.try_iter().take(BURST) {
                 self.handle(input);
             }
-            let now = Instant::now();
-            if now >= next_tick {
-                let missed = (now - next_tick).as_nanos() / tick.as_nanos();
-                for _ in 0..MOST_TICKS.min(1 + u32::try_from(missed).unwrap_or(MOST_TICKS)) {
-                    self.tick(now);
-                }
-                next_tick = (next_tick + tick).max(now);
-            }
-            self.take_turn(now);
+            self.pass(Instant::now());
         }
         Ok(())
     }
 
-    fn handle(&mut self, input: Input<S>) {
+    /// Takes in what the disk did and deals with what Raft hands out. Returns
+    /// when time itself next matters.
+    pub(super) fn look(&mut self, now: Instant) -> Result<Instant, String> {
+        self.now = now;
+        self.durable()?;
+        self.lone_voter_leads();
+        self.begin_read();
+        self.ready()?;
+        self.publish();
+        Ok(self.turns.map_or(self.next_tick, |turns| turns.next().min(self.next_tick)))
+    }
+
+    /// Time has passed: Raft's clock, and this voter's turns to ask for votes.
+    pub(super) fn pass(&mut self, now: Instant) {
+        self.now = now;
+        let tick = period(&self.options);
+        if now >= self.next_tick {
+            let missed = (now - self.next_tick).as_nanos() / tick.as_nanos();
+            for _ in 0..MOST_TICKS.min(1 + u32::try_from(missed).unwrap_or(MOST_TICKS)) {
+                self.tick(now);
+            }
+            self.next_tick = (self.next_tick + tick).max(now);
+        }
+        self.take_turn(now);
+    }
+
+    pub(super) fn handle(&mut self, input: Input<S>) {
         match input {
             Input::Step(message, _room) => self.step(*message),
             Input::Propose { ticket, command, reply, room: _room } => {
                 self.propose(ticket, &command, reply);
             }
-            Input::Read(waiter) => self.reads.ask(waiter),
+            Input::Read(reply) => {
+                let deadline = self.now + self.options.read_deadline;
+                self.reads.ask(Waiter { reply, deadline });
+            }
             Input::Change { change, reply } => self.change(change, reply),
             Input::SnapshotSent { to, delivered } => self.snapshot_sent(to, delivered),
             Input::LeaderDied(id) => self.leader_died(id),
@@ -317,9 +370,9 @@ impl<S: StateMachine> Member<S> {
             tracing::warn!(from, commit, last, "the leader knows more of this log than it holds");
             return;
         }
-        self.contact.insert(from, Instant::now());
+        self.contact.insert(from, self.now);
         if message.get_msg_type() == MessageType::MsgRequestPreVote && self.leader().is_some() {
-            self.refused = Some((message.clone(), Instant::now()));
+            self.refused = Some((message.clone(), self.now));
         }
         if let Err(error) = self.raft.step(message) {
             tracing::debug!(from, %error, "a message was dropped");
@@ -400,7 +453,7 @@ impl<S: StateMachine> Member<S> {
             self.outbound.try_send(Outbound { to, bytes: bytes.into(), snapshot }).is_ok()
         });
         if sent && snapshot {
-            self.snapshots.insert(to, Instant::now());
+            self.snapshots.insert(to, self.now);
         }
         if !sent {
             self.unsent.push((to, snapshot));

@@ -20,7 +20,8 @@
 //! [`ProposeError::NotLeader`] names) and joint consensus (single steps suffice,
 //! `job::voters`). Raft's own types never leave this module.
 //!
-//! Two threads serve a member: `member` (Raft, the state machine) and `disk`.
+//! Two threads serve a member: `member` (Raft, the state machine) and `disk`. In a
+//! simulated world there are none: the host turns a [`Stepped`] member.
 
 mod bridge;
 mod disk;
@@ -34,6 +35,7 @@ mod membership;
 mod reads;
 mod ready;
 mod replica;
+mod stepped;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -49,6 +51,7 @@ use tokio::sync::mpsc;
 
 pub use error::{ChangeError, ProposeError, ReadError, StepError};
 pub use handle::{Applied, AppliedReceiver, Handle, Proposed, Role, Snapshot, Status, Ticket};
+pub use stepped::{Stepped, VirtualDisk};
 pub use store::{Store, StoreError};
 
 /// How a member behaves. The defaults are the ones that recovery targets assume.

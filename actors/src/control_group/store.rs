@@ -96,7 +96,7 @@ pub struct Store {
 }
 
 /// Everything that a member starts from.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Loaded {
     /// Entries after `truncated`, without gaps.
     pub(super) entries: Vec<Entry>,
@@ -116,6 +116,43 @@ pub(super) struct Write {
     pub(super) hard_state: Option<HardState>,
     /// An own snapshot, and the (index, term) up to which entries go.
     pub(super) compacted: Option<(Snapshot, (u64, u64))>,
+}
+
+impl Loaded {
+    /// What every member of a group begins with: its first state, at index 1 and
+    /// term 1.
+    pub(super) fn first(founding: &Founding) -> Self {
+        let data = replica::first(&founding.state).into();
+        let mut snapshot = Snapshot { data, ..Snapshot::default() };
+        let at = snapshot.mut_metadata();
+        (at.index, at.term) = (1, 1);
+        at.mut_conf_state().voters = vec![founding.founder];
+        let hard_state = HardState { term: 1, commit: 1, ..HardState::default() };
+        Self { entries: Vec::new(), truncated: (1, 1), hard_state, snapshot }
+    }
+
+    /// Takes a write in: what [`Store::write`] does to the tables.
+    pub(super) fn apply(&mut self, write: Write) {
+        if let Some(snapshot) = write.installed {
+            let at = snapshot.get_metadata();
+            self.entries.clear();
+            self.truncated = (at.index, at.term);
+            self.snapshot = snapshot;
+        }
+        if let Some(first) = write.entries.first() {
+            let first = first.index;
+            self.entries.retain(|entry| entry.index < first);
+        }
+        self.entries.extend(write.entries);
+        if let Some(hard_state) = write.hard_state {
+            self.hard_state = hard_state;
+        }
+        if let Some((snapshot, truncated)) = write.compacted {
+            self.entries.retain(|entry| entry.index > truncated.0);
+            self.snapshot = snapshot;
+            self.truncated = truncated;
+        }
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -175,8 +212,7 @@ impl Store {
 
     /// Makes an empty store a member of a group, at index 1 and term 1.
     pub(super) fn found(&mut self, founding: Founding) -> Result<(), StoreError> {
-        let snapshot = first_snapshot(&founding);
-        let hard_state = HardState { term: 1, commit: 1, ..HardState::default() };
+        let Loaded { snapshot, hard_state, .. } = Loaded::first(&founding);
         let tx = self.begin()?;
         {
             let mut meta = tx.open_table(META).map_err(|e| self.failed(e))?;
@@ -288,15 +324,6 @@ impl Store {
     fn damaged(&self, detail: impl ToString) -> StoreError {
         StoreError::Damaged { path: self.path.clone(), detail: detail.to_string() }
     }
-}
-
-fn first_snapshot(founding: &Founding) -> Snapshot {
-    let data = replica::first(&founding.state).into();
-    let mut snapshot = Snapshot { data, ..Snapshot::default() };
-    let at = snapshot.mut_metadata();
-    (at.index, at.term) = (1, 1);
-    at.mut_conf_state().voters = vec![founding.founder];
-    snapshot
 }
 
 type Meta<'a> = redb::Table<'a, &'static str, &'static [u8]>;

@@ -7,3 +7,5 @@ mod growth;
 mod store;
 mod storm;
 mod timing;
+
+pub(super) use cluster::Journal;

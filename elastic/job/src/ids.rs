@@ -1,7 +1,7 @@
 //! Identities (ID-1 to ID-3). An address is never an identity: it is a hint of
 //! where an identity was last seen.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -11,10 +11,10 @@ use uuid::Uuid;
 pub struct JobId(pub Uuid);
 
 /// A user-visible node name, stable over restarts (ID-1): 1 to 63 characters
-/// of `a-z A-Z 0-9 - _ .`.
+/// of `a-z A-Z 0-9 - _ .`. Clones share the name: states and plans hold many.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct NodeId(String);
+pub struct NodeId(Arc<str>);
 
 /// The data directory of a node (ID-1). A node that lost its directory has a
 /// new store, and with it a new Raft identity.
@@ -88,7 +88,7 @@ impl NodeId {
         let good = !name.is_empty()
             && name.len() <= 63
             && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'));
-        if good { Ok(Self(name)) } else { Err(InvalidNodeId(name)) }
+        if good { Ok(Self(name.into())) } else { Err(InvalidNodeId(name)) }
     }
 
     /// The name.
@@ -112,7 +112,7 @@ impl TryFrom<String> for NodeId {
 
 impl From<NodeId> for String {
     fn from(id: NodeId) -> Self {
-        id.0
+        id.0.as_ref().into()
     }
 }
 

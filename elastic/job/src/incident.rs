@@ -2,6 +2,8 @@
 //! leaders' time stamps, kept in the replicated state so that it survives every
 //! process. Each moment between founding and end belongs to exactly one kind.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -105,6 +107,10 @@ pub struct Incident {
 /// How many incidents are kept.
 const LIMIT: usize = 1000;
 
+/// And how many names in their meshes: the state of a job with thousands of nodes
+/// must fit into a message.
+const MOST_NAMES: usize = 1 << 17;
+
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 enum Doing {
     #[default]
@@ -119,7 +125,8 @@ enum Doing {
 /// The incidents of a job and its accounting.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Incidents {
-    list: Vec<Incident>,
+    /// Shared by the clones of a state.
+    list: Vec<Arc<Incident>>,
     forgotten: u64,
     accounting: Accounting,
     doing: Doing,
@@ -130,7 +137,7 @@ pub struct Incidents {
 impl Incidents {
     /// Oldest first.
     #[must_use]
-    pub fn list(&self) -> &[Incident] {
+    pub fn list(&self) -> &[Arc<Incident>] {
         &self.list
     }
 
@@ -273,11 +280,18 @@ impl Incidents {
     }
 
     fn open(&mut self, plan: &Plan, mesh: &[NodeId], committed: Step) {
-        if self.list.len() == LIMIT {
-            self.list.remove(0);
-            self.forgotten += 1;
+        let names =
+            |incident: &Arc<Incident>| incident.mesh_before.len() + incident.mesh_after.len();
+        let most = MOST_NAMES.saturating_sub(self.mesh.len() + mesh.len());
+        let mut kept: usize = self.list.iter().map(names).sum();
+        let mut gone = 0;
+        while self.list.len() - gone >= LIMIT || (kept > most && gone < self.list.len()) {
+            kept -= names(&self.list[gone]);
+            gone += 1;
         }
-        self.list.push(Incident {
+        self.list.drain(..gone);
+        self.forgotten += gone as u64;
+        self.list.push(Arc::new(Incident {
             cause: plan.reason.clone(),
             failure: plan.failure,
             from: Generation(plan.generation.0.saturating_sub(1)),
@@ -293,11 +307,11 @@ impl Incidents {
             sealed: None,
             resumed: None,
             timing: ResumeTiming::default(),
-        });
+        }));
     }
 
     fn open_incident(&mut self) -> Option<&mut Incident> {
-        self.list.last_mut().filter(|incident| incident.resumed.is_none())
+        self.list.last_mut().filter(|incident| incident.resumed.is_none()).map(Arc::make_mut)
     }
 
     /// Time since the mark, which moves on. Leaders' clocks differ: time that

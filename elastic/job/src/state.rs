@@ -4,7 +4,7 @@
 //! A command that does not fit the state (a late one, a duplicate, one from a
 //! deposed leader) changes nothing and yields no event.
 
-use std::{collections::BTreeMap, net::SocketAddr};
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
@@ -453,7 +453,7 @@ impl JobState {
 
     /// Incidents so far, oldest first.
     #[must_use]
-    pub fn incidents(&self) -> &[Incident] {
+    pub fn incidents(&self) -> &[Arc<Incident>] {
         self.incidents.list()
     }
 }

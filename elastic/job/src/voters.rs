@@ -7,6 +7,8 @@
 //! Members that are merely silent stay: a member is removed only when it is
 //! known to be gone (ID-1: one that comes back with its log is the same member).
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 /// More voters cost a slower commit and gain nothing that spot clusters need.
@@ -76,14 +78,15 @@ pub fn wanted_voters(live: usize) -> usize {
 /// done safely until more is known).
 #[must_use]
 pub fn next_change(view: &View<'_>) -> Option<(Change, Reason)> {
-    let is_live = |id: &u64| view.live.contains(id) && !view.gone.contains(id);
-    let live: Vec<u64> = view.live.iter().copied().filter(is_live).collect();
+    let set = |ids: &[u64]| ids.iter().copied().collect::<BTreeSet<u64>>();
+    let (gone_ids, members) = (set(view.gone), &set(view.voters) | &set(view.learners));
+    let live: Vec<u64> = view.live.iter().copied().filter(|id| !gone_ids.contains(id)).collect();
+    let live_ids = set(&live);
     let wanted = wanted_voters(live.len());
-    let live_voters = view.voters.iter().filter(|id| is_live(id)).count();
+    let live_voters = view.voters.iter().filter(|id| live_ids.contains(id)).count();
 
     // A learner receives the log early, so that it can be promoted at once.
-    let member = |id: &u64| view.voters.contains(id) || view.learners.contains(id);
-    if let Some(&id) = live.iter().find(|id| !member(id)) {
+    if let Some(&id) = live.iter().find(|id| !members.contains(id)) {
         return Some((Change::AddLearner(id), Reason::Joined));
     }
     // Replace before removing: the group is never weaker than it must be.
@@ -92,7 +95,7 @@ pub fn next_change(view: &View<'_>) -> Option<(Change, Reason)> {
     {
         return Some((Change::Promote(id), Reason::TooFewVoters { live: live_voters, wanted }));
     }
-    let gone = |id: &&u64| view.gone.contains(id) && **id != view.leader;
+    let gone = |id: &&u64| gone_ids.contains(id) && **id != view.leader;
     if let Some(&id) = view.voters.iter().find(gone) {
         return Some((Change::Remove(id), Reason::Gone));
     }

@@ -18,7 +18,7 @@ use crate::control_group::{
 
 /// A state that shows every lost, doubled and reordered command.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Journal(pub(super) Vec<u64>);
+pub(in crate::control_group) struct Journal(pub(in crate::control_group) Vec<u64>);
 
 impl StateMachine for Journal {
     type Command = u64;

@@ -1,15 +1,18 @@
 //! Who is in the group: deaths by LS-2, arrivals and departures.
 
+use std::collections::BTreeSet;
+
 use crate::{
     NodeId,
     command::{Command, LEFT},
-    planner::{Limits, View, certainly_dead},
+    planner::{Limits, View, certainly_dead, mesh::workers_of_plan},
     report::WorkerState,
     state::{JobState, Node, Standing},
 };
 
 pub(super) fn deaths(state: &JobState, view: &View, limits: &Limits) -> Vec<Command> {
     let dead = certainly_dead(view);
+    let training: BTreeSet<&NodeId> = workers_of_plan(state).map(|worker| &worker.node).collect();
     let mut commands = Vec::new();
     for (name, node) in state.live_nodes() {
         let heard = view.heard.get(name);
@@ -40,7 +43,7 @@ pub(super) fn deaths(state: &JobState, view: &View, limits: &Limits) -> Vec<Comm
             )
         } else if let (Some(why), true) = (fatal, state.has_trained()) {
             format!("its worker cannot run: {why}")
-        } else if node.standing == Standing::Leaving && has_left(state, name) {
+        } else if node.standing == Standing::Leaving && has_left(state, &training, name) {
             LEFT.to_owned()
         } else {
             continue;
@@ -56,13 +59,11 @@ pub(super) fn deaths(state: &JobState, view: &View, limits: &Limits) -> Vec<Comm
 }
 
 /// A leaving node has left once a sealed (or an empty) plan goes without it.
-fn has_left(state: &JobState, name: &NodeId) -> bool {
+fn has_left(state: &JobState, training: &BTreeSet<&NodeId>, name: &NodeId) -> bool {
     match &state.plan {
         None => true,
         Some(plan) if plan.members.is_empty() => true,
-        Some(plan) => {
-            state.is_sealed() && plan.members.iter().all(|member| member.worker.node != *name)
-        }
+        Some(_) => state.is_sealed() && !training.contains(name),
     }
 }
 

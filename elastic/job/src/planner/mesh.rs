@@ -1,5 +1,7 @@
 //! Who could train now: the best mesh that the ready workers can form.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use crate::{
     NodeId,
     plan::{Member, WorkerRef},
@@ -13,26 +15,28 @@ use crate::{
 /// rest stands by. Leaving nodes are not in it, except when nobody who stays has
 /// the state: then they hand it over before they go.
 pub(super) fn wanted(state: &JobState, view: &View) -> Vec<Member> {
-    let rank = |member: &Member| {
-        let training =
-            state.plan.iter().flat_map(|plan| &plan.members).any(|m| m.worker == member.worker);
-        (!holds_state(state, view, &member.worker), !training)
+    let training: BTreeSet<&WorkerRef> = workers_of_plan(state).collect();
+    let sealed: BTreeSet<&WorkerRef> = state.sealed_members.iter().collect();
+    let holds = |member: &Member| match view.worker(state, &member.worker) {
+        Some(report) => {
+            let answer = report.sealed.as_ref().and_then(|sealed| sealed.position.step());
+            report.progress.is_some() || answer.is_some()
+        }
+        None => sealed.contains(&member.worker),
     };
+    let rank = |member: &Member| (!holds(member), !training.contains(&member.worker));
     let (leaving, mut heirs): (Vec<Member>, Vec<Member>) =
         ready(state, view).into_iter().partition(|member| is_leaving(state, &member.worker.node));
-    heirs.sort_by_key(rank);
-    let mut nodes: Vec<NodeId> = Vec::new();
+    heirs.sort_by_cached_key(rank);
+    let mut nodes: BTreeSet<NodeId> = BTreeSet::new();
     heirs.retain(|member| {
-        let known = nodes.contains(&member.worker.node);
-        if !known && nodes.len() < state.spec.max_nodes as usize {
-            nodes.push(member.worker.node.clone());
-        }
-        known || nodes.contains(&member.worker.node)
+        let room = nodes.len() < state.spec.max_nodes as usize;
+        nodes.contains(&member.worker.node) || (room && nodes.insert(member.worker.node.clone()))
     });
     let most = state.micro_batches.map_or(usize::MAX, |micro_batches| micro_batches as usize);
     let mut givers: Vec<Member> = Vec::new();
-    if !heirs.iter().any(|member| holds_state(state, view, &member.worker)) {
-        givers.extend(leaving.into_iter().filter(|m| holds_state(state, view, &m.worker)));
+    if !heirs.iter().any(holds) {
+        givers.extend(leaving.into_iter().filter(holds));
         givers.truncate(most.saturating_sub(1));
     }
     heirs.truncate(most - givers.len());
@@ -55,15 +59,18 @@ pub(super) fn is_leaving(state: &JobState, name: &NodeId) -> bool {
 }
 
 fn ready(state: &JobState, view: &View) -> Vec<Member> {
+    let mut planned: BTreeMap<&NodeId, Vec<&Member>> = BTreeMap::new();
+    for member in state.plan.iter().flat_map(|plan| &plan.members) {
+        planned.entry(&member.worker.node).or_default().push(member);
+    }
     let mut ready: Vec<Member> = Vec::new();
     for (name, node) in state.live_nodes() {
         let Some(heard) = view.heard.get(name).filter(|heard| heard.report.boot == node.boot)
         else {
             // A leader that has just begun has not heard everybody yet: who trains
             // stays until it is suspected.
-            let known = state.plan.iter().flat_map(|plan| &plan.members);
-            let known = known.filter(|member| state.is_current(&member.worker));
-            ready.extend(known.filter(|member| member.worker.node == *name).cloned());
+            let known = planned.get(name).into_iter().flatten().copied();
+            ready.extend(known.filter(|member| state.is_current(&member.worker)).cloned());
             continue;
         };
         for worker in &heard.report.workers {
@@ -80,13 +87,7 @@ fn ready(state: &JobState, view: &View) -> Vec<Member> {
     ready
 }
 
-/// Whether a worker has training state, as far as is known.
-fn holds_state(state: &JobState, view: &View, worker: &WorkerRef) -> bool {
-    match view.worker(state, worker) {
-        Some(report) => {
-            let sealed = report.sealed.as_ref().and_then(|sealed| sealed.position.step());
-            report.progress.is_some() || sealed.is_some()
-        }
-        None => state.sealed_members.contains(worker),
-    }
+/// The ranks of the newest plan.
+pub(super) fn workers_of_plan(state: &JobState) -> impl Iterator<Item = &WorkerRef> {
+    state.plan.iter().flat_map(|plan| &plan.members).map(|member| &member.worker)
 }

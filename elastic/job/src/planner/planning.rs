@@ -1,6 +1,6 @@
 //! When a new generation begins and who is in it (GN-1).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     Step,
@@ -8,7 +8,7 @@ use crate::{
     plan::{Member, Plan, Purpose, Stop, WorkerRef},
     planner::{
         Decision, Limits, View,
-        mesh::{distinct_nodes, is_leaving, wanted},
+        mesh::{distinct_nodes, is_leaving, wanted, workers_of_plan},
     },
     report::{WorkerReport, WorkerState},
     shares::Shares,
@@ -148,9 +148,10 @@ fn cause(state: &JobState, view: &View, limits: &Limits, wanted: &[Member], enou
     if state.phase == Phase::Stopping && plan.purpose != Purpose::SaveAndStop {
         return because(Stop::AtStepBoundary, false, "the job was told to stop".into());
     }
+    let known: BTreeSet<&WorkerRef> = workers_of_plan(state).collect();
     let joiners: Vec<&str> = wanted
         .iter()
-        .filter(|member| plan.members.iter().all(|known| known.worker != member.worker))
+        .filter(|member| !known.contains(&member.worker))
         .map(|member| member.worker.node.as_str())
         .collect();
     if joiners.is_empty() || state.phase == Phase::Stopping {
@@ -256,8 +257,10 @@ fn worst_linked(state: &JobState, view: &View, plan: &Plan) -> Option<Member> {
             }
         }
     }
-    let of = |rank: usize| broken.iter().filter(|(a, b)| *a == rank || *b == rank).count();
-    let worst =
-        (0..plan.members.len()).filter(|rank| of(*rank) > 0).max_by_key(|rank| (of(*rank), *rank));
-    worst.map(|rank| plan.members[rank].clone())
+    let mut links: BTreeMap<usize, usize> = BTreeMap::new();
+    for rank in broken.iter().flat_map(|(a, b)| [*a, *b]) {
+        *links.entry(rank).or_default() += 1;
+    }
+    let worst = links.into_iter().max_by_key(|(rank, broken)| (*broken, *rank));
+    worst.map(|(rank, _)| plan.members[rank].clone())
 }

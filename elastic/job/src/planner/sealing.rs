@@ -1,6 +1,6 @@
 //! Where a generation goes on from (GN-3, GN-4, HEAL-1).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     Step,
@@ -82,7 +82,7 @@ fn proof_of_end(state: &JobState, view: &View, limits: &Limits, plan: &Plan) -> 
     let Some(last) = state.chain.last() else {
         return Some("no generation came before".into());
     };
-    let before = &state.sealed_members;
+    let before: BTreeSet<&WorkerRef> = state.sealed_members.iter().collect();
     if plan.members.iter().any(|member| before.contains(&member.worker)) {
         return Some(format!("a member of generation {} stopped", last.generation));
     }
@@ -189,18 +189,21 @@ fn live(donors: &[Donor], ranks: usize, step: Step) -> Option<(Restore, String)>
         donors.iter().filter(|donor| donor.holds(step, verdict.as_ref())).collect();
     // Ranks may have been cut off while the state was moving from one layout to
     // another: either will do.
-    let layouts: BTreeSet<u32> = holders.iter().map(|donor| donor.answer.shard.of).collect();
+    let mut first: BTreeMap<(u32, u32), u32> = BTreeMap::new();
+    for donor in &holders {
+        let Shard { index, of } = donor.answer.shard;
+        first.entry((of, index)).or_insert(donor.rank);
+    }
+    let layouts: BTreeSet<u32> = first.keys().map(|(of, _)| *of).collect();
     let sources = layouts.into_iter().find_map(|of| {
-        (0..of)
-            .map(|index| {
-                let shard = Shard { index, of };
-                let holder = holders.iter().find(|donor| donor.answer.shard == shard)?;
-                Some(Source { rank: holder.rank, shard })
-            })
-            .collect::<Option<Vec<Source>>>()
+        let source = |index| {
+            let rank = *first.get(&(of, index))?;
+            Some(Source { rank, shard: Shard { index, of } })
+        };
+        (0..of).map(source).collect::<Option<Vec<Source>>>()
     })?;
-    let receivers: Vec<u32> =
-        (0..ranks as u32).filter(|rank| holders.iter().all(|donor| donor.rank != *rank)).collect();
+    let holding: BTreeSet<u32> = holders.iter().map(|donor| donor.rank).collect();
+    let receivers: Vec<u32> = (0..ranks as u32).filter(|rank| !holding.contains(rank)).collect();
     let why = format!("{} of {ranks} ranks hold step {step}", holders.len());
     Some((Restore::Live { step, sources, receivers, verdict }, why))
 }
