@@ -54,9 +54,13 @@ impl Checkpoint {
     /// As [`open`](Self::open).
     pub fn open_in(dir: Dir) -> Result<Self, Error> {
         let index = index::find(&dir)?;
+        Ok(Self::of(dir, index))
+    }
+
+    pub(crate) fn of(dir: Dir, index: Index) -> Self {
         let kept = index.files.len().min(OPEN_FILES);
         let files = std::iter::repeat_with(OnceLock::new).take(kept).collect();
-        Ok(Self { dir, index, files })
+        Self { dir, index, files }
     }
 
     /// The folder.

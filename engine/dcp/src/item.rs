@@ -11,6 +11,12 @@ use crate::zip;
 /// an archive but its large record.
 const EDGE: u64 = 4096;
 
+/// Bytes to read at once: few enough to stay in the cache for the CRC, and so
+/// many that a slow store's requests are worth it.
+pub(crate) fn piece_of(object: &dyn Object) -> usize {
+    (256 << 10).max(4 * object.request_cost() as usize)
+}
+
 /// The bytes of an item.
 pub(crate) enum Item {
     /// As they are in the file.
@@ -47,6 +53,13 @@ impl Object for Item {
         match self {
             Self::Slice(slice) => slice.read_at(at, into),
             Self::Memory { bytes, .. } => bytes.read_at(at, into),
+        }
+    }
+
+    fn request_cost(&self) -> u64 {
+        match self {
+            Self::Slice(slice) => slice.request_cost(),
+            Self::Memory { .. } => 0,
         }
     }
 }

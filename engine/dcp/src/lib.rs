@@ -48,6 +48,8 @@ pub mod dtype;
 mod durable;
 pub mod error;
 pub mod folder;
+#[doc(hidden)]
+pub mod fuzzing;
 mod index;
 mod item;
 pub mod load;

@@ -313,6 +313,10 @@ pub(crate) fn uints(pickle: &Pickle<'_>, id: Id) -> Result<Vec<u64>, pickle::Err
         },
         _ => return Err(pickle.unexpected("a tuple of counts", id)),
     };
+    // One tuple may be referred to very often.
+    if items.len() > MAX_DIMENSIONS {
+        return Err(pickle.unexpected("at most 64 counts", id));
+    }
     items.iter().map(|&item| uint(pickle, item)).collect()
 }
 

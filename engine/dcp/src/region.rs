@@ -113,9 +113,14 @@ pub(crate) fn strides(shape: &[u64]) -> Vec<u64> {
     strides
 }
 
-/// The first pair of regions that share an element, by position in the input.
-pub(crate) fn overlap(regions: &[&Region]) -> Option<(usize, usize)> {
-    let dims = regions.first()?.sizes.len();
+/// Comparisons of [`overlap`]: a grid of 65,536 shards needs 17 million. A
+/// hostile index could ask for as many as the square of its length.
+const MOST_PAIRS: usize = 1 << 27;
+
+/// The first pair of regions that share an element, by position in the input;
+/// an error when there are too many regions in each other's way to tell.
+pub(crate) fn overlap(regions: &[&Region]) -> Result<Option<(usize, usize)>, String> {
+    let Some(first) = regions.first() else { return Ok(None) };
     let mut order: Vec<usize> = (0..regions.len()).filter(|&i| !regions[i].is_empty()).collect();
     // Sweep along the dimension that separates most: shards of one dimension
     // then cost n log n, not n squared.
@@ -125,20 +130,25 @@ pub(crate) fn overlap(regions: &[&Region]) -> Option<(usize, usize)> {
         starts.dedup();
         starts.len()
     };
-    let Some(along) = (0..dims).max_by_key(|&d| starts(d)) else {
-        return (order.len() > 1).then(|| (order[0], order[1]));
+    let Some(along) = (0..first.sizes.len()).max_by_key(|&d| starts(d)) else {
+        return Ok((order.len() > 1).then(|| (order[0], order[1])));
     };
     order.sort_by_key(|&i| regions[i].offsets[along]);
+    let mut pairs = 0;
     for (at, &i) in order.iter().enumerate() {
         let end = regions[i].end(along);
         let near = order[at + 1..].iter().take_while(|&&j| regions[j].offsets[along] < end);
         for &j in near {
             if regions[i].intersect(regions[j]).is_some() {
-                return Some((i, j));
+                return Ok(Some((i, j)));
+            }
+            pairs += 1;
+            if pairs > MOST_PAIRS {
+                return Err(format!("its {} shards are no grid of any kind", regions.len()));
             }
         }
     }
-    None
+    Ok(None)
 }
 
 /// Where the elements of a box lie in memory or in a storage.
@@ -308,13 +318,13 @@ mod tests {
         let grid: Vec<Region> =
             (0..4).flat_map(|i| (0..3).map(move |j| region(&[i * 2, j * 5], &[2, 5]))).collect();
         let mut grid: Vec<&Region> = grid.iter().collect();
-        assert_eq!(overlap(&grid), None);
+        assert_eq!(overlap(&grid), Ok(None));
         let bad = region(&[3, 3], &[1, 1]);
         grid.push(&bad);
-        assert_eq!(overlap(&grid), Some((3, 12)));
+        assert_eq!(overlap(&grid), Ok(Some((3, 12))));
         let scalar = region(&[], &[]);
-        assert_eq!(overlap(&[&scalar]), None);
-        assert_eq!(overlap(&[&scalar, &scalar]), Some((0, 1)));
+        assert_eq!(overlap(&[&scalar]), Ok(None));
+        assert_eq!(overlap(&[&scalar, &scalar]), Ok(Some((0, 1))));
     }
 
     #[test]

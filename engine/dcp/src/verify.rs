@@ -11,7 +11,7 @@ use crate::dtype::Dtype;
 use crate::durable::At;
 use crate::error::{Error, SliceError};
 use crate::index::{Chunk, Form, METADATA};
-use crate::item::Edges;
+use crate::item::{Edges, piece_of};
 use crate::load::{check_tensor, in_parallel};
 use crate::payload::Tensor;
 use crate::region::Region;
@@ -143,7 +143,7 @@ impl Problems {
 /// Reads a storage through, and compares its CRC-32.
 fn check_storage(item: &dyn Object, tensor: &Tensor) -> Result<(), SliceError> {
     let mut crc = crc32fast::Hasher::new();
-    let mut buffer = vec![0; tensor.storage.size.min(256 << 10) as usize];
+    let mut buffer = vec![0; tensor.storage.size.min(piece_of(item) as u64) as usize];
     let (mut at, end) = (tensor.at, tensor.at + tensor.storage.size);
     while at < end {
         let piece = (end - at).min(buffer.len() as u64) as usize;

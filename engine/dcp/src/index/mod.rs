@@ -82,7 +82,7 @@ impl TensorEntry {
         let parts: Vec<Region> =
             self.chunks.iter().filter_map(|chunk| chunk.region.intersect(region)).collect();
         let parts: Vec<&Region> = parts.iter().collect();
-        if let Some((one, other)) = overlap(&parts) {
+        if let Some((one, other)) = overlap(&parts)? {
             return Err(format!(
                 "two shards hold elements of both {} and {}",
                 parts[one], parts[other]

@@ -12,6 +12,9 @@ use crate::value::Segment;
 
 use super::{Chunk, Form, Index, Place, TYPES, TensorEntry, check_name, check_shape};
 
+/// Fields of an object; PyTorch's have at most five.
+const MOST_FIELDS: usize = 100;
+
 /// Parses an index; `path` names it in errors.
 pub(crate) fn parse(bytes: &[u8], path: &Path) -> Result<Index, Error> {
     let damaged = |source| Error::Index { path: path.to_owned(), fqn: None, source };
@@ -165,6 +168,7 @@ impl<'a> Reader<'a> {
         let Some(Node::Dict(pairs)) = planner.map(|id| self.pickle.node(id)) else {
             return Ok(paths);
         };
+        let mut budget = self.pickle.budget();
         for &(fqn, path) in pairs {
             let (&Node::Str(fqn), Node::Tuple(path)) =
                 (self.pickle.node(fqn), self.pickle.node(path))
@@ -176,6 +180,11 @@ impl<'a> Reader<'a> {
                 Node::Int(index) => u64::try_from(index).ok().map(Segment::Index),
                 _ => None,
             };
+            // Long keys that are told once and used often would fill any memory.
+            let spent: usize = path.iter().map(|&id| self.pickle.text_len(id) + 1).sum();
+            budget = budget.checked_sub(spent).ok_or_else(|| {
+                self.damaged(Some(fqn), pickle::Error::Unbounded("16 times its size"))
+            })?;
             if let Some(path) = path.iter().map(segment).collect() {
                 paths.insert(fqn.to_owned(), path);
             }
@@ -203,6 +212,10 @@ impl<'a> Reader<'a> {
             return Err(self.pickle.unexpected("an object with fields", id));
         };
         let fields = dict(self.pickle, state)?;
+        // Many objects may share one state.
+        if fields.len() > MOST_FIELDS {
+            return Err(self.pickle.unexpected("at most 100 fields", state));
+        }
         let found = fields
             .iter()
             .find(|&&(key, _)| matches!(self.pickle.node(key), Node::Str(key) if *key == name));

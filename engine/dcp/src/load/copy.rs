@@ -9,14 +9,11 @@ use crate::checkpoint::Checkpoint;
 use crate::dtype::Dtype;
 use crate::error::{Error, SliceError};
 use crate::index::Form;
-use crate::item::{Edges, Item};
+use crate::item::{Edges, Item, piece_of};
 use crate::payload::{self, Tensor};
 use crate::region::{Layout, Region, Runs};
 use crate::storage::Object;
 use crate::zip;
-
-/// Reads this much at once, so that the CRC runs over warm bytes.
-const PIECE: usize = 256 << 10;
 
 /// Where a shard's elements are.
 pub(super) struct Source {
@@ -141,7 +138,8 @@ impl Way<'_> {
         let mut bytes = match &self.source.decoded {
             Some(decoded) => Bytes::Memory { bytes: decoded.into(), start: 0 },
             None if self.source.is_simple() => {
-                Bytes::File(Window::new(file, storage.clone(), &runs, item, self.read))
+                let end = tensor.at + span.end * item as u64;
+                Bytes::File(Window::new(file, end, &runs, item, self.read))
             }
             None => {
                 // Rearranged: all that is needed at once, instead of by element.
@@ -154,11 +152,12 @@ impl Way<'_> {
             self.part.note(0, all.len() as u64, crc32fast::hash(all));
             crc = None;
         }
-        let mut scratch = vec![0; if from == self.to { 0 } else { PIECE }];
+        let at_once = piece_of(file);
+        let mut scratch = vec![0; if from == self.to { 0 } else { at_once }];
         let length = runs.len as usize;
         for (at, to) in runs {
             let (mut at, to) = (tensor.at + at * item as u64, to as usize * out);
-            for into in into[to..to + length * out].chunks_mut(PIECE / item * out) {
+            for into in into[to..to + length * out].chunks_mut(at_once / item * out) {
                 let piece = into.len() / out * item;
                 let raw = if from == self.to { &mut into[..] } else { &mut scratch[..piece] };
                 bytes.read(at, raw)?;
@@ -232,7 +231,7 @@ struct Window<'a> {
 impl<'a> Window<'a> {
     fn new(
         file: &'a dyn Object,
-        storage: std::ops::Range<u64>,
+        end: u64,
         runs: &Runs,
         item: usize,
         counter: &'a AtomicU64,
@@ -243,8 +242,9 @@ impl<'a> Window<'a> {
             let gap = gap * item;
             gap <= length / 16 || gap <= file.request_cost()
         });
-        let ahead = if close && length < PIECE as u64 { PIECE } else { 0 };
-        Self { file, counter, end: storage.end, start: 0, bytes: Vec::new(), ahead }
+        let at_once = piece_of(file);
+        let ahead = if close && length < at_once as u64 { at_once } else { 0 };
+        Self { file, counter, end, start: 0, bytes: Vec::new(), ahead }
     }
 
     fn read(&mut self, at: u64, into: &mut [u8]) -> Result<(), SliceError> {

@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::checkpoint::Checkpoint;
 use crate::dtype::Dtype;
 use crate::error::Error;
-use crate::index::Form;
+use crate::index::{Chunk, Form};
 use crate::payload;
 use crate::region::Region;
 pub(crate) use copy::check_tensor;
@@ -110,11 +110,21 @@ impl Checkpoint {
     pub fn read_vec(&self, fqn: &str, region: &Region) -> Result<Vec<u8>, Error> {
         let entry = self.entry(fqn)?;
         let bytes = region.elements().saturating_mul(entry.dtype.size() as u64);
-        let mut held = 0u64;
-        for chunk in entry.chunks.iter().filter(|c| c.region.intersect(region).is_some()) {
-            let slice = self.slice(fqn, chunk.place)?;
-            let most = if chunk.place.form == Form::Zstd { payload::ZSTD_RATIO } else { 1 };
-            held = held.saturating_add(slice.length.saturating_mul(most));
+        let mut slices = Vec::new();
+        for Chunk { region: saved, place } in &entry.chunks {
+            if saved.intersect(region).is_some() {
+                let length = self.slice(fqn, *place)?.length;
+                let most = if place.form == Form::Zstd { payload::ZSTD_RATIO } else { 1 };
+                slices.push((place.file, place.offset, place.offset + length, most));
+            }
+        }
+        slices.sort_unstable();
+        // Bytes that shards share count once: together they hold no more.
+        let (mut held, mut reached) = (0u64, (0, 0));
+        for (file, start, end, most) in slices {
+            let begin = if reached.0 == file { start.max(reached.1) } else { start };
+            held = held.saturating_add(end.saturating_sub(begin).saturating_mul(most));
+            reached = (file, begin.max(end));
         }
         if bytes > held {
             let detail =

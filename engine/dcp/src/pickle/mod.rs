@@ -43,8 +43,10 @@ pub enum Error {
     #[error("pickled value unfolds beyond {0}")]
     Unbounded(&'static str),
     /// A well-formed pickle of another shape.
-    #[error("pickle holds {found} where {expected} belongs")]
+    #[error("pickle holds {found} at byte {at}, where {expected} belongs")]
     Unexpected {
+        /// Where it is.
+        at: usize,
         /// What belongs there.
         expected: &'static str,
         /// What is there.

@@ -46,6 +46,8 @@ pub(crate) enum Node<'a> {
 #[derive(Debug)]
 pub(crate) struct Pickle<'a> {
     nodes: Vec<Node<'a>>,
+    /// Where the instruction of each node is.
+    positions: Vec<u32>,
     pub(crate) root: Id,
     /// Bytes of the input, from which walks take their bounds.
     pub(crate) input: usize,
@@ -59,13 +61,19 @@ impl<'a> Pickle<'a> {
         if machine.at != bytes.len() {
             return Err(Error::Trailing(machine.at));
         }
-        Ok(Self { nodes: machine.nodes, root, input: bytes.len() })
+        let Machine { nodes, positions, .. } = machine;
+        Ok(Self { nodes, positions, root, input: bytes.len() })
     }
 
     /// How many nodes the input made: never more than it has bytes.
     #[cfg(test)]
     pub(crate) fn nodes(&self) -> usize {
         self.nodes.len()
+    }
+
+    /// Where in the input a node was made.
+    pub(crate) fn position(&self, id: Id) -> usize {
+        self.positions[id.0 as usize] as usize
     }
 
     /// The node of an id of this pickle.
@@ -78,7 +86,10 @@ impl<'a> Pickle<'a> {
 struct Machine<'a> {
     bytes: &'a [u8],
     at: usize,
+    /// Where the present instruction begins.
+    opcode_at: usize,
     nodes: Vec<Node<'a>>,
+    positions: Vec<u32>,
     stack: Vec<Id>,
     marks: Vec<usize>,
     memo: HashMap<u32, Id>,
@@ -88,6 +99,7 @@ impl<'a> Machine<'a> {
     fn run(&mut self) -> Result<Id, Error> {
         loop {
             let at = self.at;
+            self.opcode_at = at;
             let opcode = self.take(1)?[0];
             if opcode == b'.' {
                 return self.pop().ok_or(Error::Operand { opcode, at });
@@ -234,6 +246,7 @@ impl<'a> Machine<'a> {
         // and no caller accepts one.
         let id = Id(self.nodes.len() as u32);
         self.nodes.push(node);
+        self.positions.push(self.opcode_at as u32);
         self.stack.push(id);
     }
 

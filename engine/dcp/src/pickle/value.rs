@@ -12,9 +12,18 @@ const MAX_DEPTH: usize = 100;
 impl<'a> Pickle<'a> {
     /// The value of a node, whatever it is.
     pub(crate) fn value(&self, id: Id) -> Result<Value, Error> {
-        // Sharing makes real values a little larger than their pickle.
-        let mut budget = 1024 + 16 * self.input;
-        self.unfold(id, MAX_DEPTH, &mut budget)
+        self.unfold(id, MAX_DEPTH, &mut self.budget())
+    }
+
+    /// Nodes and bytes that a walk may visit: sharing makes real values a little
+    /// larger than their pickle.
+    pub(crate) fn budget(&self) -> usize {
+        self.input.saturating_mul(16).saturating_add(1024)
+    }
+
+    /// Bytes of a text; zero for anything else.
+    pub(crate) fn text_len(&self, id: Id) -> usize {
+        if let Node::Str(text) = self.node(id) { text.len() } else { 0 }
     }
 
     fn unfold(&self, id: Id, depth: usize, budget: &mut usize) -> Result<Value, Error> {
@@ -50,7 +59,10 @@ impl<'a> Pickle<'a> {
             Node::Global { module, name } => Value::Opaque(format!("{module}.{name}")),
             Node::Persistent(_) => Value::Opaque("storage".to_owned()),
             Node::Object { callable, args, .. } => match self.known_call(*callable, *args)? {
-                Known::Latin1(text) => Value::Bytes(latin1(text)?),
+                Known::Latin1(text) => {
+                    let wrong = || self.unexpected("latin1 text", id);
+                    Value::Bytes(latin1(text).ok_or_else(wrong)?)
+                }
                 Known::Size(size) => return self.unfold(size, depth, budget),
                 Known::Other(class) => Value::Opaque(class),
             },
@@ -98,7 +110,7 @@ impl<'a> Pickle<'a> {
             },
             Node::Persistent(_) => "a storage".to_owned(),
         };
-        Error::Unexpected { expected, found }
+        Error::Unexpected { at: self.position(id), expected, found }
     }
 }
 
@@ -108,10 +120,6 @@ enum Known<'a> {
     Other(String),
 }
 
-fn latin1(text: &str) -> Result<Vec<u8>, Error> {
-    let byte = |c: char| {
-        u8::try_from(c)
-            .map_err(|_| Error::Unexpected { expected: "a latin1 character", found: c.to_string() })
-    };
-    text.chars().map(byte).collect()
+fn latin1(text: &str) -> Option<Vec<u8>> {
+    text.chars().map(|c| u8::try_from(c).ok()).collect()
 }

@@ -1,8 +1,8 @@
 //! Where checkpoints lie: a directory, or a prefix of an object store.
 //!
 //! [`Storage`] is what the reader, the writer and the checkpoint folder need of
-//! it, no more; [`Local`] has it from the operating system, and `Remote` (feature
-//! `object-store`) from S3, GCS or Azure. A [`Dir`] is a folder in a storage,
+//! it, no more; [`Local`] has it from the operating system, and `Remote`
+//! (feature `object-store`) from S3, GCS or Azure. A [`Dir`] is a folder in a storage,
 //! and adds to every error what was tried on which file.
 //!
 //! Durability is explicit, so that a storage that drops what was not synced
@@ -18,6 +18,8 @@
 
 mod beneath;
 mod local;
+#[cfg(feature = "object-store")]
+mod remote;
 
 use std::fmt;
 use std::io;
@@ -27,6 +29,8 @@ use std::sync::Arc;
 use crate::error::Error;
 
 pub use local::Local;
+#[cfg(feature = "object-store")]
+pub use remote::Remote;
 
 /// A tree of files. Keys are relative, with `/` between their parts and
 /// without `.` and `..`; the empty key is the root. All methods block.
@@ -123,7 +127,8 @@ pub trait Object: Send + Sync {
     /// `UnexpectedEof` when that reaches beyond the end.
     fn read_at(&self, at: u64, into: &mut [u8]) -> io::Result<()>;
 
-    /// Bytes that are read in the time that one more request takes.
+    /// Bytes that are read in the time that one more request takes: shorter
+    /// gaps are read, and much longer pieces at once.
     fn request_cost(&self) -> u64 {
         512
     }
@@ -160,7 +165,17 @@ impl Dir {
     /// For a URL that is not one of a known store, or whose store is not
     /// configured in the environment.
     pub fn at(path: &Path) -> Result<Self, Error> {
-        Ok(Self::new(Arc::new(Local::new(path)), ""))
+        match path.to_str().filter(|text| text.contains("://")) {
+            None => Ok(Self::new(Arc::new(Local::new(path)), "")),
+            Some(url) => {
+                let storage = of_url(url).map_err(|source| Error::Io {
+                    action: "open",
+                    path: path.to_owned(),
+                    source,
+                })?;
+                Ok(Self::new(storage, ""))
+            }
+        }
     }
 
     /// The folder of a key.
@@ -304,4 +319,15 @@ impl Dir {
     fn told<T>(&self, action: &'static str, name: &str, done: io::Result<T>) -> Result<T, Error> {
         done.map_err(|source| Error::Io { action, path: self.path_of(name), source })
     }
+}
+
+#[cfg(feature = "object-store")]
+fn of_url(url: &str) -> io::Result<Arc<dyn Storage>> {
+    Ok(Arc::new(Remote::open(url, std::env::vars())?))
+}
+
+#[cfg(not(feature = "object-store"))]
+fn of_url(_: &str) -> io::Result<Arc<dyn Storage>> {
+    let why = "it is a URL, which a build with the feature object-store opens";
+    Err(io::Error::new(io::ErrorKind::Unsupported, why))
 }

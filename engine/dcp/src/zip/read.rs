@@ -48,11 +48,15 @@ pub(crate) fn records(from: &dyn Object) -> Result<Vec<Record>, Error> {
     from.read_at(directory.at, &mut bytes)?;
     let mut rest = bytes.as_slice();
     let mut records: Vec<Record> = Vec::new();
-    let mut names = HashSet::new();
+    let (mut names, mut total) = (HashSet::new(), 0u64);
     for _ in 0..directory.count {
         let (record, next) = entry(rest)?;
         if !names.insert(record.name.clone()) {
             return Err(Error::Damaged("two records have one name"));
+        }
+        total = total.saturating_add(record.size);
+        if total > from.len() {
+            return Err(Error::Damaged("its records overlap, or lie outside"));
         }
         records.push(record);
         rest = next;

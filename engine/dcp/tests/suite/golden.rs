@@ -137,6 +137,26 @@ fn shards_in_safetensors_of_several_ranks() {
 }
 
 #[test]
+fn whole_tensors_in_safetensors_with_an_index() {
+    check("hf_whole");
+}
+
+#[test]
+fn a_file_for_every_item() {
+    check("file_per_item");
+}
+
+#[test]
+fn an_index_of_every_rank() {
+    check("rank_indices");
+}
+
+#[test]
+fn items_compressed_with_zstd() {
+    check("zstd");
+}
+
+#[test]
 fn several_files_per_rank() {
     check("threads3");
 }

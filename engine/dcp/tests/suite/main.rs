@@ -8,6 +8,7 @@ mod damage;
 mod folder;
 mod golden;
 mod hostile;
+mod load;
 mod merge;
 mod reshard;
 mod storage;
