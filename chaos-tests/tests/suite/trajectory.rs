@@ -28,7 +28,9 @@ fn traj_1_kills_at_random_moments_do_not_show() {
     let mut random = Random::seeded();
     random.shuffle(&mut faults);
     let expected = quiet();
-    let mut run = Run::start(fake("kills", 4, 20));
+    // Whoever comes first waits for a second: no step has one rank alone.
+    let arguments = vec!["--elastic.min_nodes=2".to_owned()];
+    let mut run = Run::start(Setup { arguments, ..fake("kills", 4, 20) });
     run.wait_step(3, LIMIT);
     for fault in faults {
         std::thread::sleep(random.pause(0, 500));
