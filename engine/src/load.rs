@@ -25,7 +25,8 @@ impl Engine {
     /// checkpoint: the state is then what it was. [`Error::Checkpoint`] when
     /// its files are damaged: the rank may then be fresh.
     pub fn load(&mut self, folder: &Path) -> Result<Step, Error> {
-        let source = Source { checkpoint: Checkpoint::open(folder)?, folder };
+        let checkpoint = Checkpoint::open(folder)?.with_torchtitan_names()?;
+        let source = Source { checkpoint, folder };
         source.check_tensors(&self.layout)?;
         let progress = source.progress(&self.layout)?;
         self.discard();

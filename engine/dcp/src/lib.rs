@@ -57,6 +57,7 @@ mod payload;
 pub mod pickle;
 pub mod region;
 pub mod storage;
+pub mod titan;
 pub mod value;
 pub mod verify;
 pub mod writer;

@@ -175,3 +175,28 @@ fn a_long_index_of_several_frames() {
     assert!(error.is_damage());
     assert!(error.to_string().contains("__0_0.distcp: No such file"), "{error}");
 }
+
+#[test]
+fn names_of_other_torchtitan_versions() {
+    let scratch = tempfile::tempdir().unwrap();
+    let mut writer = dcp::ShardWriter::create(scratch.path(), 0).unwrap();
+    let names = ["model.norm.weight", "lm_head.weight", "optimizer.state.lm_head.weight.step"];
+    for fqn in names {
+        let whole = Region::whole(&[1]);
+        let path = [fqn.into()];
+        writer.tensor(fqn, &path, dcp::Dtype::U8, &[1], &whole, &[7]).unwrap();
+    }
+    dcp::write_metadata(scratch.path(), &[writer.finish().unwrap()]).unwrap();
+    let old = Checkpoint::open(scratch.path()).unwrap().with_torchtitan_names().unwrap();
+    let expected = ["norm.weight", "optimizer.state.output.weight.step", "output.weight"];
+    assert_eq!(old.tensors().map(|tensor| tensor.fqn).collect::<Vec<_>>(), expected);
+    for fqn in expected {
+        assert_eq!(old.read_vec(fqn, &Region::whole(&[1])).unwrap(), [7]);
+        assert_eq!(old.path(fqn).unwrap(), [Segment::from(fqn)]);
+    }
+    // What is named as here stays.
+    let golden = Checkpoint::open(&golden("titan_v022")).unwrap();
+    let before: Vec<String> = golden.tensors().map(|tensor| tensor.fqn.to_owned()).collect();
+    let golden = golden.with_torchtitan_names().unwrap();
+    assert!(golden.tensors().map(|tensor| tensor.fqn).eq(before.iter().map(String::as_str)));
+}
