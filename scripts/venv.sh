@@ -7,13 +7,13 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 venv=${VENV:-.venv}
-wanted="torch==2.11.0 numpy"
+wanted="torch==2.11.0 numpy safetensors"
 
 complete() {
     "$venv/bin/python" - 2>/dev/null <<'PYTHON'
 from importlib.metadata import version
 import sys
-sys.exit(version("torch") != "2.11.0" or not version("numpy"))
+sys.exit(version("torch") != "2.11.0" or not (version("numpy") and version("safetensors")))
 PYTHON
 }
 

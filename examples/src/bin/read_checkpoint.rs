@@ -6,12 +6,12 @@
 //! ```
 //!
 //! It does not matter how many ranks wrote the checkpoint or whether that was
-//! elastic, torchtitan or plain PyTorch: [`dcp::Checkpoint::read`] puts the
+//! elastic, torchtitan or plain PyTorch: [`dcp::Checkpoint::read_f32`] puts the
 //! shards together, or says which one is damaged (CKPT-1, CKPT-2).
 
 use std::{error::Error, path::Path, process::ExitCode};
 
-use dcp::{Checkpoint, Dtype, Region};
+use dcp::{Checkpoint, Region};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -48,16 +48,11 @@ fn show(directory: &Path, name: &str) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A tensor's elements in C order.
+/// A tensor's elements in C order, whatever their type in the file.
 fn load(directory: &Path, name: &str) -> Result<Vec<f32>, Box<dyn Error>> {
-    let checkpoint = Checkpoint::open(directory)?;
+    // torchtitan renamed some tensors over time: these are the names of v0.2.2.
+    let checkpoint = Checkpoint::open(directory)?.with_torchtitan_names()?;
     let tensor = checkpoint.tensor(name).ok_or_else(|| format!("there is no tensor {name:?}"))?;
-    if tensor.dtype != Dtype::F32 {
-        return Err(format!("{name} is {:?}, this program reads F32", tensor.dtype).into());
-    }
     // Any box would do: a row, a column, one rank's part.
-    let whole = Region::whole(tensor.shape);
-    let mut bytes = vec![0; whole.elements() as usize * tensor.dtype.size()];
-    checkpoint.read(name, &whole, &mut bytes)?;
-    Ok(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
+    Ok(checkpoint.read_f32(name, &Region::whole(tensor.shape))?)
 }

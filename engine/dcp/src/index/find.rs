@@ -24,7 +24,7 @@ pub(crate) fn find(dir: &Dir) -> Result<Index, Error> {
     ranks.sort_unstable();
     if !ranks.is_empty() {
         let parse = |name: &String| read::parse(&dir.read(name, INDEX_LIMIT)?, &dir.path_of(name));
-        return merge(ranks.iter().map(|(_, name)| parse(name)));
+        return merge(dir, ranks.iter().map(|(_, name)| parse(name)));
     }
     let shards: Vec<&str> =
         names.iter().map(String::as_str).filter(|name| name.ends_with(".safetensors")).collect();
@@ -45,7 +45,7 @@ fn rank(name: &str) -> Option<u64> {
 
 /// Each rank's index tells its own shards, and what it holds like all others:
 /// of an item that several ranks saved, that of the lowest rank counts.
-fn merge(indices: impl Iterator<Item = Result<Index, Error>>) -> Result<Index, Error> {
+fn merge(dir: &Dir, indices: impl Iterator<Item = Result<Index, Error>>) -> Result<Index, Error> {
     let mut all = Index::default();
     let mut numbers: HashMap<String, u32> = HashMap::new();
     for index in indices {
@@ -74,7 +74,7 @@ fn merge(indices: impl Iterator<Item = Result<Index, Error>>) -> Result<Index, E
                         "is a {} of shape {:?} on one rank and a {} of shape {:?} on another",
                         known.dtype, known.shape, tensor.dtype, tensor.shape
                     );
-                    return Err(Error::Merge { fqn, detail });
+                    return Err(Error::Entry { path: dir.path(), fqn, detail });
                 }
             }
         }

@@ -108,7 +108,28 @@ impl Checkpoint {
     /// As [`load`](Self::load). The memory is taken only when the files are
     /// large enough to hold the region.
     pub fn read_vec(&self, fqn: &str, region: &Region) -> Result<Vec<u8>, Error> {
+        let size = self.entry(fqn)?.dtype.size();
+        let mut into = vec![0; self.check_held(fqn, region)? as usize * size];
+        self.read(fqn, region, &mut into)?;
+        Ok(into)
+    }
+
+    /// Reads a region of a tensor of any real type as `f32`, in C order.
+    ///
+    /// # Errors
+    /// As [`read_vec`](Self::read_vec).
+    pub fn read_f32(&self, fqn: &str, region: &Region) -> Result<Vec<f32>, Error> {
+        let mut into = vec![0.0; self.check_held(fqn, region)? as usize];
+        let bytes = bytemuck::cast_slice_mut(&mut into);
+        self.load(vec![Target::new(fqn, region.clone(), bytes).convert_to(Dtype::F32)])?;
+        into.iter_mut().for_each(|x: &mut f32| *x = f32::from_bits(u32::from_le(x.to_bits())));
+        Ok(into)
+    }
+
+    /// The number of elements of a region, if the files can hold as many.
+    fn check_held(&self, fqn: &str, region: &Region) -> Result<u64, Error> {
         let entry = self.entry(fqn)?;
+        check_fits(fqn, region, &entry.shape)?;
         let bytes = region.elements().saturating_mul(entry.dtype.size() as u64);
         let mut slices = Vec::new();
         for Chunk { region: saved, place } in &entry.chunks {
@@ -131,10 +152,16 @@ impl Checkpoint {
                 format!("{region} has {bytes} bytes, the shards in the files at most {held}");
             return Err(self.bad_cover(fqn, detail));
         }
-        let mut into = vec![0; bytes as usize];
-        self.read(fqn, region, &mut into)?;
-        Ok(into)
+        Ok(region.elements())
     }
+}
+
+fn check_fits(fqn: &str, region: &Region, shape: &[u64]) -> Result<(), Error> {
+    if region.fits(shape) {
+        return Ok(());
+    }
+    let detail = format!("{region} is not a region of shape {shape:?}");
+    Err(Error::Request { fqn: fqn.to_owned(), detail })
 }
 
 /// Runs `work` on every item, on several threads when there are several items.

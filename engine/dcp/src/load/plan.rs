@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use super::convert;
 use super::copy::{Job, Source};
+use super::{check_fits, convert};
 use crate::checkpoint::Checkpoint;
 use crate::dtype::Dtype;
 use crate::error::{Error, SliceError};
@@ -48,9 +48,7 @@ impl<'a> Plan<'a> {
     ) -> Result<Self, Error> {
         let entry = checkpoint.entry(fqn)?;
         let request = |detail| Error::Request { fqn: fqn.to_owned(), detail };
-        if !region.fits(&entry.shape) {
-            return Err(request(format!("{region} is not a region of shape {:?}", entry.shape)));
-        }
+        check_fits(fqn, &region, &entry.shape)?;
         let dtype = dtype.unwrap_or(entry.dtype);
         if !convert::is_possible(entry.dtype, dtype) {
             return Err(request(format!("{} cannot be converted to {dtype}", entry.dtype)));

@@ -70,3 +70,52 @@ proptest! {
         use_up(scratch.path());
     }
 }
+
+/// One line that names the file, the place in it, the key, and what belongs there.
+#[track_caller]
+fn check_told(file: &str, from: &[u8], to: &[u8], expected: &[&str]) {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/fsdp2");
+    let scratch = tempfile::tempdir().unwrap();
+    copy(&golden, scratch.path());
+    let path = scratch.path().join(file);
+    let mut bytes = fs::read(&path).unwrap();
+    let at = bytes.windows(from.len()).position(|window| window == from).unwrap();
+    bytes[at..at + to.len()].copy_from_slice(to);
+    fs::write(&path, bytes).unwrap();
+    let told = Checkpoint::open(scratch.path()).and_then(|c| c.verify()).unwrap_err().to_string();
+    assert!(!told.contains('\n'), "{told}");
+    assert!(told.contains(&path.display().to_string()), "{told}");
+    assert!(expected.iter().all(|part| told.contains(part)), "{told}");
+}
+
+#[test]
+fn bad_input_is_told_in_one_line() {
+    let index = ".metadata";
+    check_told(
+        index,
+        b"float32",
+        b"float31",
+        &["torch.float31 at byte", "a known torch dtype", "model."],
+    );
+    check_told(
+        index,
+        b"offsets",
+        b"offsetz",
+        &["is damaged at model.", "at byte", "where offsets belongs"],
+    );
+    check_told(
+        index,
+        b"__0_0.distcp",
+        b"/etc/passwd0",
+        &["model.", "\"/etc/passwd0\" leaves the checkpoint"],
+    );
+    check_told(index, b"\x8c\x06chunks", b"\xee\x06chunks", &["unknown opcode 0xee at byte"]);
+    let data = "__0_0.distcp";
+    check_told(data, b"FloatStorage", b"GloatStorage", &["bytes 0..", "model.", "CRC-32"]);
+    check_told(
+        data,
+        b"PK\x05\x06",
+        b"PK\x05\x07",
+        &["bytes ", "model.", "no zip archive ends here"],
+    );
+}

@@ -105,6 +105,15 @@ fn elements_are_converted_on_request() {
     }
 }
 
+#[test]
+fn any_real_type_is_read_as_f32() {
+    let scratch = tempfile::tempdir().unwrap();
+    let tensor = Tensor { bytes: vec![0, 0xff, 2, 3], ..Tensor::new("x", Dtype::I8, &[2, 2]) };
+    let checkpoint = save(scratch.path(), &tensor, 0, 2);
+    let rows = checkpoint.read_f32("x", &Region::rows(&[2, 2], 0, 2)).unwrap();
+    assert_eq!(rows, [0.0, -1.0, 2.0, 3.0]);
+}
+
 #[track_caller]
 fn check_read(saved: (usize, u64), loaded: (usize, u64)) {
     let scratch = tempfile::tempdir().unwrap();
