@@ -1,6 +1,8 @@
 //! The command line. A new command is one variant of [`Command`] and one arm in
 //! [`crate::command::dispatch`].
 
+mod ckpt;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
@@ -8,6 +10,7 @@ use job::NodeId;
 
 use crate::config::{ConfigError, Resolved, reference};
 use crate::exit::EXIT_CODES;
+pub use ckpt::{CkptCommand, ExportDtype, FromHfArgs, HfModel, ShowArgs, ToHfArgs};
 
 /// Fault-tolerant, elastic pretraining.
 #[derive(Debug, Parser)]
@@ -46,7 +49,7 @@ pub enum Command {
     Drain(DrainArgs),
     /// Save a checkpoint and end the job.
     Stop(StopArgs),
-    /// Inspect checkpoints.
+    /// Inspect and convert checkpoints.
     #[command(subcommand)]
     Ckpt(CkptCommand),
     /// Prepare datasets.
@@ -219,21 +222,6 @@ pub struct Target {
     pub dump_folder: PathBuf,
 }
 
-/// Checkpoints.
-#[derive(Debug, Subcommand)]
-pub enum CkptCommand {
-    /// List the checkpoints of a folder, or the tensors of one checkpoint.
-    Ls {
-        /// A checkpoint folder, or one step-N in it.
-        dir: PathBuf,
-    },
-    /// Read every byte and compare all checksums and digests.
-    Verify {
-        /// A checkpoint folder, or one step-N in it.
-        dir: PathBuf,
-    },
-}
-
 /// Datasets.
 #[derive(Debug, Subcommand)]
 pub enum DataCommand {
@@ -270,6 +258,12 @@ pub enum BenchCommand {
     Recovery(RecoveryArgs),
     /// A training step on one rank (runs elastic-worker).
     Step(WorkerArgs),
+    /// Save, load and reshard a checkpoint beside PyTorch and the disk's own speed.
+    #[command(
+        after_help = "Example:\n  elastic bench checkpoint --python .venv/bin/python --dir /dev/shm\n\n\
+            Every figure is the median of the rounds; PyTorch, elastic and the raw copies take turns."
+    )]
+    Checkpoint(CheckpointArgs),
 }
 
 /// Arguments of `elastic bench recovery`.
@@ -293,6 +287,26 @@ pub struct RecoveryArgs {
     /// Arguments `--section.key value`, taken out before the others are parsed.
     #[arg(skip)]
     pub overrides: Vec<String>,
+}
+
+/// Arguments of `elastic bench checkpoint`.
+#[derive(Clone, Debug, Args)]
+pub struct CheckpointArgs {
+    /// Folders to write in; each is measured: a RAM disk, and a disk.
+    #[arg(long, value_name = "DIR", default_values = ["/dev/shm", "."])]
+    pub dir: Vec<PathBuf>,
+    /// MiB of fp32 in the state.
+    #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(16..=1 << 20))]
+    pub size: u64,
+    /// Rounds; the medians are shown.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+    /// A Python with torch to compare with; without one, PyTorch is left out.
+    #[arg(long, value_name = "FILE", env = "ELASTIC_TEST_PYTHON")]
+    pub python: Option<PathBuf>,
+    /// Write the figures here.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
 }
 
 /// Arguments that go to elastic-worker as they are.

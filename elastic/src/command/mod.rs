@@ -14,7 +14,7 @@ use std::fmt;
 
 use clap::Parser;
 
-use crate::cli::{BenchCommand, CkptCommand, Cli, Command, DataCommand, RunArgs};
+use crate::cli::{BenchCommand, Cli, Command, DataCommand, RunArgs};
 use crate::config::split_arguments;
 use crate::exit::Exit;
 pub(crate) use job::ask;
@@ -50,11 +50,11 @@ pub fn dispatch(cli: Cli) -> Exit {
         Command::Events(args) => job::events(&args),
         Command::Drain(args) => job::drain(&args),
         Command::Stop(args) => job::stop(&args),
-        Command::Ckpt(CkptCommand::Ls { dir }) => checkpoint::list(&dir),
-        Command::Ckpt(CkptCommand::Verify { dir }) => checkpoint::verify(&dir),
+        Command::Ckpt(command) => checkpoint::run(command),
         Command::Data(DataCommand::Prepare(args)) => data::prepare(&args),
         Command::Generate(args) => worker::exec(&["generate"], &args.arguments),
         Command::Bench(BenchCommand::Recovery(args)) => bench::recovery(&args),
+        Command::Bench(BenchCommand::Checkpoint(args)) => bench::checkpoint(&args),
         Command::Bench(BenchCommand::Step(args)) => {
             worker::exec(&["bench", "step"], &args.arguments)
         }

@@ -1,23 +1,23 @@
-//! SHA-256 of files, in the form that `sha256sum -c SHA256SUMS` checks.
+//! BLAKE3 of files, in the form that `b3sum --check B3SUMS` checks. SHA-256
+//! takes three times as long as writing the bytes does; BLAKE3 less than that.
 
 use std::fmt;
-use std::fs::File;
-use std::io::Read;
-use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use sha2::{Digest as _, Sha256};
 
-use crate::durable::At;
 use crate::error::Error;
+use crate::storage::Dir;
 
 /// The list of digests beside DCP's own files, which PyTorch does not look at.
-pub const SUMS: &str = "SHA256SUMS";
+pub const SUMS: &str = "B3SUMS";
 
-/// A SHA-256.
+/// A BLAKE3 digest of 256 bits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Digest(pub [u8; 32]);
+
+/// Read at once: large enough to cost little, small enough to stay cached.
+const PIECE: u64 = 256 << 10;
 
 /// A file that cannot change unnoticed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,14 +27,14 @@ pub struct FileDigest {
     /// Its length.
     pub bytes: u64,
     /// The digest of all of its bytes.
-    pub sha256: Digest,
+    pub blake3: Digest,
 }
 
 impl Digest {
     /// The digest of bytes in memory.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
-        Self(Sha256::digest(bytes).into())
+        Self(blake3::hash(bytes).into())
     }
 }
 
@@ -43,55 +43,56 @@ impl FileDigest {
     ///
     /// # Errors
     /// When it cannot be read.
-    pub fn of(directory: &Path, name: &str) -> Result<Self, Error> {
-        let path = directory.join(name);
-        let mut file = File::open(&path).at("open", &path)?;
-        let (mut hash, mut bytes) = (Sha256::new(), 0);
-        let mut buffer = vec![0; 1 << 20];
-        loop {
-            let n = file.read(&mut buffer).at("read", &path)?;
-            if n == 0 {
-                break;
-            }
-            hash.update(&buffer[..n]);
-            bytes += n as u64;
+    pub fn of(dir: &Dir, name: &str) -> Result<Self, Error> {
+        let object = dir.open(name)?;
+        let (mut hash, bytes) = (blake3::Hasher::new(), object.len());
+        let mut buffer = vec![0; bytes.min(PIECE) as usize];
+        let mut at = 0;
+        while at < bytes {
+            let piece = &mut buffer[..(bytes - at).min(PIECE) as usize];
+            object.read_at(at, piece).map_err(|source| Error::Io {
+                action: "read",
+                path: dir.path_of(name),
+                source,
+            })?;
+            hash.update(piece);
+            at += piece.len() as u64;
         }
-        Ok(Self { name: name.to_owned(), bytes, sha256: Digest(hash.finalize().into()) })
+        Ok(Self { name: name.to_owned(), bytes, blake3: Digest(hash.finalize().into()) })
     }
 
     /// Reads the file again and compares.
     ///
     /// # Errors
     /// When the file is missing, shorter, longer or changed.
-    pub fn check(&self, directory: &Path) -> Result<(), Error> {
-        self.check_size(directory)?;
-        let found = Self::of(directory, &self.name)?;
+    pub fn check(&self, dir: &Dir) -> Result<(), Error> {
+        self.check_size(dir)?;
+        let found = Self::of(dir, &self.name)?;
         if found == *self {
             return Ok(());
         }
-        Err(Error::Digest { path: directory.join(&self.name), stored: self.sha256 })
+        Err(Error::Digest { path: dir.path_of(&self.name), stored: self.blake3 })
     }
 
     /// Compares the size alone, which costs nothing.
     ///
     /// # Errors
     /// When the file is missing, shorter or longer.
-    pub fn check_size(&self, directory: &Path) -> Result<(), Error> {
-        let path = directory.join(&self.name);
-        let found = std::fs::metadata(&path).at("find", &path)?.len();
+    pub fn check_size(&self, dir: &Dir) -> Result<(), Error> {
+        let found = dir.open(&self.name)?.len();
         if found == self.bytes {
             return Ok(());
         }
-        Err(Error::FileSize { path, stored: self.bytes, found })
+        Err(Error::FileSize { path: dir.path_of(&self.name), stored: self.bytes, found })
     }
 }
 
-/// The text of a `SHA256SUMS` file.
+/// The text of a `B3SUMS` file.
 pub(crate) fn to_sums(files: &[FileDigest]) -> String {
-    files.iter().map(|file| format!("{}  {}\n", file.sha256, file.name)).collect()
+    files.iter().map(|file| format!("{}  {}\n", file.blake3, file.name)).collect()
 }
 
-/// The digests and names of a `SHA256SUMS` file; `None` for a malformed one.
+/// The digests and names of a `B3SUMS` file; `None` for a malformed one.
 pub(crate) fn from_sums(text: &str) -> Option<Vec<(Digest, &str)>> {
     let parse = |line| {
         let (sum, name) = str::split_once(line, "  ")?;
@@ -120,7 +121,7 @@ impl From<Digest> for String {
 
 /// Text that is not 64 hexadecimal digits.
 #[derive(Debug, thiserror::Error)]
-#[error("{0:?} is not a SHA-256 of 64 hexadecimal digits")]
+#[error("{0:?} is not a digest of 64 hexadecimal digits")]
 pub struct InvalidDigest(String);
 
 impl TryFrom<String> for Digest {

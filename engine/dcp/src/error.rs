@@ -105,7 +105,7 @@ pub enum Error {
         found: u64,
     },
     /// A file whose bytes are not the recorded ones.
-    #[error("{path} changed since it was written (SHA-256 is not {stored})")]
+    #[error("{path} changed since it was written (BLAKE3 is not {stored})")]
     Digest {
         /// The file.
         path: PathBuf,

@@ -43,9 +43,9 @@
 //! ```
 
 pub mod checkpoint;
+pub mod convert;
 pub mod digest;
 pub mod dtype;
-mod durable;
 pub mod error;
 pub mod folder;
 #[doc(hidden)]
@@ -73,4 +73,4 @@ pub use region::Region;
 pub use storage::{Dir, Storage};
 pub use value::{Segment, Value};
 pub use verify::VerifyReport;
-pub use writer::{ShardIndex, ShardWriter, write_metadata};
+pub use writer::{ShardIndex, ShardWriter, write_index, write_metadata};

@@ -65,10 +65,21 @@ impl Tensor {
     }
 }
 
-/// The small records and the description of a tensor of C order.
+/// The description of a tensor of C order.
 pub(crate) fn describe(dtype: Dtype, sizes: &[u64]) -> Result<Vec<u8>, pickle::Error> {
-    let count = elements(sizes);
     let mut p = Writer::new();
+    tensor_call(&mut p, dtype, sizes, "0")?;
+    Ok(p.finish())
+}
+
+/// The call that rebuilds a tensor of C order from the storage of this key.
+pub(crate) fn tensor_call(
+    p: &mut Writer,
+    dtype: Dtype,
+    sizes: &[u64],
+    key: &str,
+) -> Result<(), pickle::Error> {
+    let count = elements(sizes);
     let class = dtype.storage_class();
     let function = if class.is_some() { "_rebuild_tensor_v2" } else { "_rebuild_tensor_v3" };
     p.call("torch._utils", function, |p| {
@@ -78,7 +89,7 @@ pub(crate) fn describe(dtype: Dtype, sizes: &[u64]) -> Result<Vec<u8>, pickle::E
                 Some(class) => p.global("torch", class)?,
                 None => p.global("torch.storage", "UntypedStorage")?,
             }
-            p.text("0")?;
+            p.text(key)?;
             p.text("cpu")?;
             p.uint(if class.is_some() { count } else { count * dtype.size() as u64 });
             Ok(())
@@ -90,8 +101,7 @@ pub(crate) fn describe(dtype: Dtype, sizes: &[u64]) -> Result<Vec<u8>, pickle::E
         p.bool(false); // requires_grad
         p.call("collections", "OrderedDict", |_| Ok(()))?; // no hooks
         if class.is_none() { p.global("torch", dtype.torch_name()) } else { Ok(()) }
-    })?;
-    Ok(p.finish())
+    })
 }
 
 /// The description of an object.
@@ -146,7 +156,7 @@ pub(crate) fn tensor(from: &dyn Object) -> Result<Tensor, SliceError> {
     }
     let bytes = find(&records, "data.pkl")?.read(from, DESCRIPTION_LIMIT)?;
     let pickle = Pickle::parse(&bytes)?;
-    let view = View::of(&pickle)?;
+    let view = View::of(&pickle, pickle.root)?;
     let storage = find(&records, &format!("data/{}", view.key))?.clone();
     let item = view.dtype.size() as u64;
     if view.storage_bytes != Some(storage.size) {
@@ -173,23 +183,26 @@ pub(crate) fn tensor(from: &dyn Object) -> Result<Tensor, SliceError> {
 }
 
 /// What `data.pkl` says.
-struct View {
-    dtype: Dtype,
-    key: String,
-    storage_bytes: Option<u64>,
-    first: u64,
-    sizes: Vec<u64>,
-    strides: Vec<u64>,
-    conjugate: bool,
+pub(crate) struct View {
+    pub(crate) dtype: Dtype,
+    /// Of the storage.
+    pub(crate) key: String,
+    pub(crate) storage_bytes: Option<u64>,
+    /// In elements, as the strides.
+    pub(crate) first: u64,
+    pub(crate) sizes: Vec<u64>,
+    pub(crate) strides: Vec<u64>,
+    /// Imaginary parts are stored with the other sign.
+    pub(crate) conjugate: bool,
 }
 
 impl View {
     /// `_rebuild_tensor_v2(storage, first, sizes, strides, requires_grad, hooks
     /// [, metadata])`; v3 has the dtype before the metadata.
-    fn of(pickle: &Pickle<'_>) -> Result<Self, pickle::Error> {
+    pub(crate) fn of(pickle: &Pickle<'_>, id: Id) -> Result<Self, pickle::Error> {
         const REBUILD: &str = "a call of torch._utils._rebuild_tensor_v2 or _v3";
-        let wrong = || pickle.unexpected(REBUILD, pickle.root);
-        let Node::Object { callable, args, .. } = pickle.node(pickle.root) else {
+        let wrong = || pickle.unexpected(REBUILD, id);
+        let Node::Object { callable, args, .. } = pickle.node(id) else {
             return Err(wrong());
         };
         let (&Node::Global { module: "torch._utils", name }, Node::Tuple(args)) =
@@ -229,7 +242,7 @@ impl View {
     }
 
     /// True when every element lies in a storage of `count` elements.
-    fn inside(&self, count: u64) -> bool {
+    pub(crate) fn inside(&self, count: u64) -> bool {
         if self.sizes.contains(&0) {
             return true;
         }

@@ -99,3 +99,16 @@ impl fmt::Display for Segment {
 pub fn join(path: &[Segment]) -> String {
     path.iter().map(Segment::to_string).collect::<Vec<_>>().join(".")
 }
+
+/// Whether `name` is the path joined by dots; merging asks it of every shard.
+pub(crate) fn joins_to(path: &[Segment], name: &str) -> bool {
+    let mut rest = Some(name);
+    for (n, segment) in path.iter().enumerate() {
+        let dot = if n == 0 { "" } else { "." };
+        rest = rest.and_then(|rest| rest.strip_prefix(dot)).and_then(|rest| match segment {
+            Segment::Key(key) => rest.strip_prefix(key.as_str()),
+            Segment::Index(index) => rest.strip_prefix(index.to_string().as_str()),
+        });
+    }
+    rest == Some("")
+}

@@ -1,14 +1,11 @@
 //! Checks everything that can be checked about a checkpoint.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::io;
 use std::sync::{Mutex, PoisonError};
 
 use crate::checkpoint::Checkpoint;
 use crate::digest::{FileDigest, SUMS, from_sums};
 use crate::dtype::Dtype;
-use crate::durable::At;
 use crate::error::{Error, SliceError};
 use crate::index::{Chunk, Form, METADATA};
 use crate::item::{Edges, piece_of};
@@ -19,6 +16,8 @@ use crate::storage::Object;
 
 /// How many problems are told; the rest is counted.
 const TOLD: usize = 16;
+/// A line for each data file.
+const SUMS_LIMIT: u64 = 64 << 20;
 
 /// What a verification looked at, and found good.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,7 +32,7 @@ pub struct VerifyReport {
     pub objects: usize,
     /// Payload bytes of all shards.
     pub bytes: u64,
-    /// True when `SHA256SUMS` was there and every file was checked against it.
+    /// True when `B3SUMS` was there and every file was checked against it.
     /// PyTorch writes none: then only the CRC-32 of every slice vouches.
     pub digests: bool,
 }
@@ -98,24 +97,24 @@ impl Checkpoint {
 
     /// `false` when there are no digests to check.
     fn check_sums(&self) -> Result<bool, Error> {
-        let directory = self.dir().path();
-        let path = directory.join(SUMS);
-        let text = match fs::read_to_string(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-            text => text.at("read", &path)?,
-        };
+        let dir = self.dir();
+        if !dir.exists(SUMS)? {
+            return Ok(false);
+        }
         let bad = |detail: &str| Error::Entry {
-            path: path.clone(),
+            path: dir.path_of(SUMS),
             fqn: SUMS.to_owned(),
             detail: detail.to_owned(),
         };
-        let sums = from_sums(&text).ok_or_else(|| bad("is not a list of digests"))?;
+        let text = dir.read(SUMS, SUMS_LIMIT)?;
+        let sums = str::from_utf8(&text).ok().and_then(from_sums);
+        let sums = sums.ok_or_else(|| bad("is not a list of digests"))?;
         let mut missing: BTreeSet<&str> = self.index.files.iter().map(String::as_str).collect();
         missing.insert(METADATA);
-        for (sha256, name) in sums {
+        for (stored, name) in sums {
             // Other names are not ours to open.
-            if missing.remove(name) && FileDigest::of(&directory, name)?.sha256 != sha256 {
-                return Err(Error::Digest { path: directory.join(name), stored: sha256 });
+            if missing.remove(name) && FileDigest::of(dir, name)?.blake3 != stored {
+                return Err(Error::Digest { path: dir.path_of(name), stored });
             }
         }
         match missing.first() {

@@ -1,75 +1,55 @@
 //! The ledger: numbered records, each created exclusively (LG-1).
 
-use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
-
-use uuid::Uuid;
-
 use crate::digest::Digest;
-use crate::durable::{At, sync_directory, write_new};
+use crate::storage::Dir;
 
 use super::{Error, Record};
 
+/// A record has a few hundred bytes for each file of its checkpoint.
+const RECORD_LIMIT: u64 = 64 << 20;
+
 /// All records of a ledger in order, with their numbers.
-pub(crate) fn read(ledger: &Path) -> Result<Vec<(u64, Record)>, Error> {
-    let mut numbers = Vec::new();
-    for entry in fs::read_dir(ledger).at("list", ledger)? {
-        let name = entry.at("list", ledger)?.file_name();
-        numbers.extend(name.to_str().and_then(number));
-    }
+pub(crate) fn read(ledger: &Dir) -> Result<Vec<(u64, Record)>, Error> {
+    let mut numbers: Vec<u64> = ledger.list()?.iter().filter_map(|name| number(name)).collect();
     numbers.sort_unstable();
     numbers.dedup();
     let mut records = Vec::with_capacity(numbers.len());
     for (expected, seq) in (0..).zip(numbers) {
         if seq != expected {
-            return Err(Error::Hole { path: path_of(ledger, expected) });
+            return Err(Error::Hole { path: ledger.path_of(&name_of(expected)) });
         }
-        let path = path_of(ledger, seq);
-        let bytes = fs::read(&path).at("read", &path)?;
-        let record =
-            serde_json::from_slice(&bytes).map_err(|source| Error::Record { path, source })?;
+        let bytes = ledger.read(&name_of(seq), RECORD_LIMIT)?;
+        let record = serde_json::from_slice(&bytes)
+            .map_err(|source| Error::Record { path: ledger.path_of(&name_of(seq)), source })?;
         records.push((seq, record));
     }
     Ok(records)
 }
 
 /// Creates record `seq`, durably, unless it exists.
-pub(crate) fn append(ledger: &Path, seq: u64, record: &Record) -> Result<(), Error> {
-    if let Some(before) = seq.checked_sub(1).map(|seq| path_of(ledger, seq))
-        && !before.try_exists().at("find", &before)?
+pub(crate) fn append(ledger: &Dir, seq: u64, record: &Record) -> Result<(), Error> {
+    if let Some(before) = seq.checked_sub(1).map(name_of)
+        && !ledger.exists(&before)?
     {
-        return Err(Error::Hole { path: before });
+        return Err(Error::Hole { path: ledger.path_of(&before) });
     }
-    let path = path_of(ledger, seq);
+    let name = name_of(seq);
     let mut bytes = serde_json::to_vec_pretty(record)
-        .map_err(|source| Error::Record { path: path.clone(), source })?;
+        .map_err(|source| Error::Record { path: ledger.path_of(&name), source })?;
     bytes.push(b'\n');
-    // A hard link, unlike a rename, never replaces: the loser of a race knows.
-    let draft = ledger.join(format!(".draft-{}", Uuid::new_v4()));
-    let linked =
-        write_new(&draft, &bytes).map_err(Error::from).and_then(|()| {
-            match fs::hard_link(&draft, &path) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                    Err(Error::Taken { seq })
-                }
-                linked => Ok(linked.at("create", &path)?),
-            }
-        });
-    // A draft left behind has no meaning; its removal may fail.
-    let _ = fs::remove_file(&draft);
-    linked?;
-    Ok(sync_directory(ledger)?)
+    if !ledger.claim(&name, &bytes)? {
+        return Err(Error::Taken { seq });
+    }
+    Ok(ledger.sync()?)
 }
 
 /// The digest of a record's file.
-pub(crate) fn digest(ledger: &Path, seq: u64) -> Result<Digest, Error> {
-    let path = path_of(ledger, seq);
-    Ok(Digest::of(&fs::read(&path).at("read", &path)?))
+pub(crate) fn digest(ledger: &Dir, seq: u64) -> Result<Digest, Error> {
+    Ok(Digest::of(&ledger.read(&name_of(seq), RECORD_LIMIT)?))
 }
 
-fn path_of(ledger: &Path, seq: u64) -> PathBuf {
-    ledger.join(format!("{seq:08}.json"))
+fn name_of(seq: u64) -> String {
+    format!("{seq:08}.json")
 }
 
 fn number(name: &str) -> Option<u64> {

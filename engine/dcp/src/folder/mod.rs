@@ -12,15 +12,19 @@
 //! the commit; [`Folder::publish`]. A crash before the record leaves an orphan,
 //! a crash after it is rolled forward by [`Folder::recover`]. Only names change
 //! afterwards, so whatever happens the previous checkpoint stays loadable.
+//!
+//! An object store has no names to change: a checkpoint there stays where it
+//! was staged, which its record tells, and a bad one is marked by a file
+//! `quarantine-<stage>` beside it.
 
 mod error;
 mod ledger;
 mod publish;
+mod quarantine;
 mod record;
 mod retire;
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -29,17 +33,18 @@ use uuid::Uuid;
 
 use crate::checkpoint::Checkpoint;
 use crate::digest::Digest;
-use crate::durable::{At, sync_directory};
+use crate::storage::Dir;
 
 pub use error::Error;
 pub use publish::Recovery;
-pub use record::{Commit, Genesis, Record, stage_name};
+pub use record::{Commit, Genesis, Record, live, stage_name};
 
 /// A checkpoint folder.
 #[derive(Debug)]
 pub struct Folder {
-    root: PathBuf,
-    ledger: PathBuf,
+    root: Dir,
+    ledger: Dir,
+    path: PathBuf,
     /// Steps that this process verified in full: a checkpoint is read once.
     verified: Mutex<BTreeSet<u64>>,
 }
@@ -70,32 +75,65 @@ impl Folder {
     /// # Errors
     /// [`Error::NotWritable`], before anyone trains for an hour.
     pub fn open(root: &Path) -> Result<Self, Error> {
-        let ledger = root.join("ledger");
-        let probe = ledger.join(format!(".draft-{}", Uuid::new_v4()));
-        fs::create_dir_all(&ledger)
-            .and_then(|()| fs::write(&probe, b"probe"))
-            .and_then(|()| fs::remove_file(&probe))
-            .map_err(|source| Error::NotWritable { path: root.to_owned(), source })?;
-        sync_directory(root)?;
-        Ok(Self { root: root.to_owned(), ledger, verified: Mutex::default() })
+        Self::found(Dir::at(root)?)
+    }
+
+    /// Opens a folder anywhere, and creates it when it is not there.
+    ///
+    /// # Errors
+    /// [`Error::NotWritable`]
+    pub fn found(root: Dir) -> Result<Self, Error> {
+        let folder = Self::look(root);
+        let probe = format!(".draft-{}", Uuid::new_v4());
+        let probed = folder.ledger.make().and_then(|()| {
+            folder.ledger.claim(&probe, b"probe")?;
+            folder.ledger.remove(&probe)
+        });
+        probed.map_err(|error| match error {
+            crate::Error::Io { source, .. } => {
+                Error::NotWritable { path: folder.path.clone(), source }
+            }
+            other => other.into(),
+        })?;
+        folder.root.sync()?;
+        Ok(folder)
+    }
+
+    /// A folder to read from: nothing is created, and nothing checked.
+    #[must_use]
+    pub fn look(root: Dir) -> Self {
+        let (ledger, path) = (root.join("ledger"), root.path());
+        Self { root, ledger, path, verified: Mutex::default() }
     }
 
     /// The folder's own path.
     #[must_use]
     pub fn root(&self) -> &Path {
-        &self.root
+        &self.path
     }
 
     /// The directory of a stage of this name ([`stage_name`]).
     #[must_use]
     pub fn stage(&self, name: &str) -> PathBuf {
-        self.root.join(format!(".stage-{name}"))
+        self.root.path_of(&stage_key(name))
     }
 
-    /// The directory of a published checkpoint.
+    /// The same, to write into.
+    #[must_use]
+    pub fn stage_dir(&self, name: &str) -> Dir {
+        self.root.join(&stage_key(name))
+    }
+
+    /// The directory of a published checkpoint, where names can change.
     #[must_use]
     pub fn step(&self, step: u64) -> PathBuf {
-        self.root.join(format!("step-{step}"))
+        self.root.path_of(&step_key(step))
+    }
+
+    /// Where a committed checkpoint lies, or will once it is published.
+    #[must_use]
+    pub fn dir_of(&self, commit: &Commit) -> Dir {
+        self.root.join(&self.key_of(commit))
     }
 
     /// All records in order, with their numbers. The next one to append has the
@@ -115,7 +153,7 @@ impl Folder {
         ledger::append(&self.ledger, expected_seq, record)
     }
 
-    /// SHA-256 of a record's file: the parent of a [`Record::Reform`].
+    /// Digest of a record's file: the parent of a [`Record::Reform`].
     ///
     /// # Errors
     /// When there is no such record.
@@ -123,7 +161,7 @@ impl Folder {
         ledger::digest(&self.ledger, seq)
     }
 
-    /// The newest committed checkpoint, verified in full: sizes and SHA-256 of
+    /// The newest committed checkpoint, verified in full: sizes and digests of
     /// all files, and the index. A bad one is renamed to
     /// `quarantine-<step>-<nonce>` and named, and the next older one is tried.
     ///
@@ -133,14 +171,17 @@ impl Folder {
     pub fn newest(&self) -> Result<Newest, Error> {
         let records = self.records()?;
         let mut newest = Newest::default();
-        for (&step, commit) in record::live(&records).iter().rev() {
+        for (&step, commit) in live(&records).iter().rev() {
+            if self.is_marked(commit)? {
+                continue;
+            }
             match self.verify(commit) {
-                Ok(path) => {
-                    newest.checkpoint = Some((step, path));
+                Ok(dir) => {
+                    newest.checkpoint = Some((step, dir.path()));
                     break;
                 }
                 Err(reason) if reason.is_damage() => {
-                    let path = self.quarantine(step)?;
+                    let path = self.quarantine(commit)?;
                     // A checkpoint that was quarantined earlier is old news.
                     if path.is_some() || !self.was_quarantined(step)? {
                         tracing::warn!(step, %reason, "checkpoint quarantined");
@@ -154,56 +195,52 @@ impl Folder {
     }
 
     /// Checks a published checkpoint against its record.
-    fn verify(&self, commit: &Commit) -> Result<PathBuf, crate::Error> {
-        let path = self.step(commit.step);
+    fn verify(&self, commit: &Commit) -> Result<Dir, crate::Error> {
+        let dir = self.dir_of(commit);
         // Sizes first: a torn file is noticed before the others are read.
-        commit.files.iter().try_for_each(|file| file.check_size(&path))?;
-        let checkpoint = Checkpoint::open(&path)?;
+        commit.files.iter().try_for_each(|file| file.check_size(&dir))?;
+        let checkpoint = Checkpoint::open_in(dir.clone())?;
         if let Some(name) =
             checkpoint.files().find(|name| commit.files.iter().all(|f| f.name != *name))
         {
             let detail = "is in the index, but was not committed".to_owned();
-            return Err(crate::Error::Entry { path, fqn: name.to_owned(), detail });
+            return Err(crate::Error::Entry { path: dir.path(), fqn: name.to_owned(), detail });
         }
         if !self.verified().contains(&commit.step) {
-            commit.files.iter().try_for_each(|file| file.check(&path))?;
+            commit.files.iter().try_for_each(|file| file.check(&dir))?;
             self.verified().insert(commit.step);
         }
-        Ok(path)
+        Ok(dir)
     }
 
-    /// Moves a bad checkpoint out of the way; `None` when it is not there.
-    fn quarantine(&self, step: u64) -> Result<Option<PathBuf>, Error> {
-        self.verified().remove(&step);
-        let nonce = Uuid::new_v4().simple().to_string();
-        let to = self.root.join(format!("quarantine-{step}-{}", &nonce[..8]));
-        let from = self.step(step);
-        match fs::rename(&from, &to) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            renamed => renamed.at("quarantine", &from)?,
+    fn key_of(&self, commit: &Commit) -> String {
+        if self.root.storage().renames() { step_key(commit.step) } else { stage_key(&commit.stage) }
+    }
+
+    /// Renames within the folder; false when there is nothing of that name.
+    fn rename(&self, from: &str, to: &str, action: &'static str) -> Result<bool, Error> {
+        match self.root.rename(from, to) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            renamed => renamed.map_err(|source| crate::Error::Io {
+                action,
+                path: self.root.path_of(from),
+                source,
+            })?,
         }
-        sync_directory(&self.root)?;
-        Ok(Some(to))
-    }
-
-    fn was_quarantined(&self, step: u64) -> Result<bool, Error> {
-        let prefix = format!("quarantine-{step}-");
-        Ok(self.names()?.iter().any(|name| name.starts_with(&prefix)))
-    }
-
-    /// The names in the folder, sorted.
-    fn names(&self) -> Result<Vec<String>, Error> {
-        let mut names = Vec::new();
-        for entry in fs::read_dir(&self.root).at("list", &self.root)? {
-            let name = entry.at("list", &self.root)?.file_name();
-            names.extend(name.into_string());
-        }
-        names.sort_unstable();
-        Ok(names)
+        self.root.sync()?;
+        Ok(true)
     }
 
     fn verified(&self) -> std::sync::MutexGuard<'_, BTreeSet<u64>> {
         // The set stays true whatever a panicking thread did.
         self.verified.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn stage_key(name: &str) -> String {
+    format!(".stage-{name}")
+}
+
+fn step_key(step: u64) -> String {
+    format!("step-{step}")
 }

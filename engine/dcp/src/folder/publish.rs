@@ -1,17 +1,11 @@
 //! From a stage to a checkpoint, and the repair of what a crash interrupted.
 
-use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
-
-use rustix::fs::{CWD, RenameFlags, renameat_with};
-use rustix::io::Errno;
-
-use crate::durable::{At, sync_directory};
+use std::path::PathBuf;
 
 use super::record::{live, stage_step};
 use super::retire::RETIRED;
-use super::{Commit, Error, Folder};
+use super::{Commit, Error, Folder, Record, stage_key, step_key};
 
 /// What [`Folder::recover`] repaired.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -34,22 +28,34 @@ impl Folder {
         if stage_step(&commit.stage) != Some(commit.step) {
             return Err(Error::StageName { name: commit.stage.clone() });
         }
-        let (stage, step) = (self.stage(&commit.stage), self.step(commit.step));
-        match rename_new(&stage, &step) {
+        let dir = self.dir_of(commit);
+        let vanished = || Error::Vanished { step: commit.step, path: dir.path() };
+        if !self.root.storage().renames() {
+            return if self.root.exists(&self.key_of(commit))? {
+                Ok(dir.path())
+            } else {
+                Err(vanished())
+            };
+        }
+        let (stage, step) = (stage_key(&commit.stage), step_key(commit.step));
+        match self.root.rename(&stage, &step) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 // Published earlier: whoever did may not have lived to sync.
-                if !step.try_exists().at("find", &step)? {
-                    return Err(Error::Vanished { step: commit.step, path: step });
+                if !self.root.exists(&step)? {
+                    return Err(vanished());
                 }
             }
             Err(error) if is_occupied(&error) => {
-                return Err(Error::Occupied { path: step, stage: commit.stage.clone() });
+                return Err(Error::Occupied { path: dir.path(), stage: commit.stage.clone() });
             }
-            Err(error) => Err(error).at("publish", &stage)?,
+            Err(source) => {
+                let path = self.root.path_of(&stage);
+                Err(crate::Error::Io { action: "publish", path, source })?;
+            }
         }
-        sync_directory(&self.root)?;
-        Ok(step)
+        self.root.sync()?;
+        Ok(dir.path())
     }
 
     /// Repairs what a crash interrupted (LG-2): publishes what was committed,
@@ -61,54 +67,39 @@ impl Folder {
     pub fn recover(&self) -> Result<Recovery, Error> {
         let records = self.records()?;
         let live = live(&records);
+        let renames = self.root.storage().renames();
         let mut done = Recovery::default();
-        for commit in live.values() {
-            if self.stage(&commit.stage).try_exists().at("find", &self.root)? {
+        for commit in live.values().filter(|_| renames) {
+            if self.root.exists(&stage_key(&commit.stage))? {
                 self.publish(commit)?;
                 done.published.push(commit.step);
             }
         }
-        let names = self.names()?;
-        let published = |step: u64| names.contains(&format!("step-{step}"));
-        let newest =
-            live.keys().rev().copied().find(|&s| published(s) || done.published.contains(&s));
+        let names = self.root.list()?;
+        // Where names stay, the record alone publishes.
+        let published = |commit: &Commit| names.contains(&self.key_of(commit));
+        let newest = live
+            .values()
+            .rev()
+            .find(|commit| published(commit) || done.published.contains(&commit.step))
+            .map(|commit| commit.step);
+        let staged = |name: &str| live.values().any(|commit| stage_key(&commit.stage) == *name);
         for name in &names {
             let stage = name.strip_prefix(".stage-").and_then(stage_step);
-            if stage.is_some_and(|step| Some(step) <= newest) {
-                self.remove(name)?;
+            if stage.is_some_and(|step| Some(step) <= newest) && (renames || !staged(name)) {
+                self.root.remove(name)?;
                 done.orphans.push(name.clone());
             }
             let retired = records.iter().any(|(_, record)| match record {
-                super::Record::Retire { step } => {
-                    !live.contains_key(step) && *name == format!("step-{step}")
-                }
+                Record::Retire { step } => !live.contains_key(step) && *name == step_key(*step),
                 _ => false,
             });
             if retired || name.starts_with(RETIRED) {
-                self.remove(name)?;
+                self.root.remove(name)?;
                 done.retired.push(name.clone());
             }
         }
         Ok(done)
-    }
-
-    /// Removes a directory of the folder; fine when it is gone already.
-    pub(super) fn remove(&self, name: &str) -> Result<(), Error> {
-        let path = self.root.join(name);
-        match fs::remove_dir_all(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            removed => Ok(removed.at("remove", &path)?),
-        }
-    }
-}
-
-/// Renames a directory to a name that must be free.
-fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
-    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
-        // Some network file systems know only the plain rename, which refuses
-        // any directory that is not empty: no checkpoint is ever replaced.
-        Err(Errno::INVAL | Errno::NOSYS) => fs::rename(from, to),
-        renamed => Ok(renamed?),
     }
 }
 

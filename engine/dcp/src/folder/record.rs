@@ -23,7 +23,7 @@ pub enum Record {
     Reform {
         /// The new era.
         era: u32,
-        /// SHA-256 of the record before this one: two founders with different
+        /// Digest of the record before this one: two founders with different
         /// pasts cannot both succeed.
         parent: Digest,
         /// The nodes that begin it.
@@ -67,7 +67,8 @@ pub struct Commit {
 
 /// The checkpoints that the ledger holds to exist, by step: committed and not
 /// retired since.
-pub(crate) fn live(records: &[(u64, Record)]) -> BTreeMap<u64, &Commit> {
+#[must_use]
+pub fn live(records: &[(u64, Record)]) -> BTreeMap<u64, &Commit> {
     let mut live = BTreeMap::new();
     for (_, record) in records {
         match record {

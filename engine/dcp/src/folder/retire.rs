@@ -1,12 +1,7 @@
 //! Deletes old checkpoints, never the last good one.
 
-use std::fs;
-use std::io;
-
-use crate::durable::{At, sync_directory};
-
 use super::record::live;
-use super::{Error, Folder, Record};
+use super::{Commit, Error, Folder, Record, step_key};
 
 /// Names of checkpoints on their way out; torchtitan takes none for a step.
 pub(super) const RETIRED: &str = ".retired-";
@@ -29,7 +24,11 @@ impl Folder {
             let records = self.records()?;
             // Quarantined ones are gone already and do not count.
             let mut live = live(&records);
-            live.retain(|&step, _| self.step(step).is_dir());
+            for commit in live.clone().into_values() {
+                if !self.root.exists(&self.key_of(commit))? || self.is_marked(commit)? {
+                    live.remove(&commit.step);
+                }
+            }
             let Some(surplus) = live.len().checked_sub(keep_latest_k).filter(|&n| n > 0) else {
                 break;
             };
@@ -42,10 +41,10 @@ impl Folder {
             {
                 break;
             }
-            let steps: Vec<u64> = live.keys().take(surplus).copied().collect();
-            let appended = (records.len() as u64..).zip(&steps).try_for_each(|(seq, &step)| {
-                self.append(seq, &Record::Retire { step })?;
-                retired.push(step);
+            let surplus = live.values().take(surplus).copied();
+            let appended = (records.len() as u64..).zip(surplus).try_for_each(|(seq, commit)| {
+                self.append(seq, &Record::Retire { step: commit.step })?;
+                retired.push(commit.clone());
                 Ok(())
             });
             match appended {
@@ -56,22 +55,22 @@ impl Folder {
                 }
             }
         }
-        for &step in &retired {
-            self.delete(step)?;
+        for commit in &retired {
+            self.delete(commit)?;
         }
-        Ok(retired)
+        Ok(retired.iter().map(|commit| commit.step).collect())
     }
 
-    fn delete(&self, step: u64) -> Result<(), Error> {
-        self.verified().remove(&step);
-        let name = format!("{RETIRED}{step}");
-        self.remove(&name)?;
-        let from = self.step(step);
-        match fs::rename(&from, self.root.join(&name)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            renamed => renamed.at("retire", &from)?,
+    fn delete(&self, commit: &Commit) -> Result<(), Error> {
+        self.verified().remove(&commit.step);
+        if !self.root.storage().renames() {
+            return Ok(self.root.remove(&self.key_of(commit))?);
         }
-        sync_directory(&self.root)?;
-        self.remove(&name)
+        let name = format!("{RETIRED}{}", commit.step);
+        self.root.remove(&name)?;
+        if self.rename(&step_key(commit.step), &name, "retire")? {
+            self.root.remove(&name)?;
+        }
+        Ok(())
     }
 }

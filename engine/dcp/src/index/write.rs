@@ -83,7 +83,7 @@ fn tensor_metadata(p: &mut Writer, tensor: &TensorEntry) -> Written {
 
 /// One object per dtype: (dtype, layout, requires_grad, memory format, pinned).
 fn properties(p: &mut Writer, dtype: Dtype) -> Written {
-    p.remembered(format!("properties {dtype}"), |p| {
+    p.remembered(&["properties ", dtype.torch_name()], |p| {
         p.new_object(TYPES, "TensorProperties")?;
         p.tuple(|p| {
             p.global("torch", dtype.torch_name())?;

@@ -13,6 +13,8 @@ pub(crate) struct Writer {
     out: Vec<u8>,
     memo: HashMap<String, u32>,
     next: u32,
+    /// The key being looked up: an index asks a million times.
+    key: String,
 }
 
 impl Writer {
@@ -84,26 +86,30 @@ impl Writer {
     /// Text that will come again: written out once.
     pub(crate) fn name(&mut self, text: &str) -> Result<(), Error> {
         // The prefix keeps texts apart from the memo's globals.
-        self.remembered(format!("'{text}"), |pickle| pickle.text(text))
+        self.remembered(&["'", text], |pickle| pickle.text(text))
     }
 
     /// A global, by module and name.
     pub(crate) fn global(&mut self, module: &str, name: &str) -> Result<(), Error> {
-        self.remembered(format!("{module}\n{name}\n"), |pickle| {
+        let parts = [module, "\n", name, "\n"];
+        self.remembered(&parts, |pickle| {
             pickle.op(b'c');
-            pickle.out.extend(format!("{module}\n{name}\n").as_bytes());
+            parts.iter().for_each(|part| pickle.out.extend(part.as_bytes()));
             Ok(())
         })
     }
 
     /// Writes a value the first time, a reference to it afterwards. The value
-    /// must be complete when `write` returns and must not change later.
+    /// must be complete when `write` returns and must not change later. Its key
+    /// is the parts in a row.
     pub(crate) fn remembered(
         &mut self,
-        key: String,
+        key: &[&str],
         write: impl FnOnce(&mut Self) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        if let Some(&index) = self.memo.get(&key) {
+        self.key.clear();
+        key.iter().for_each(|part| self.key.push_str(part));
+        if let Some(&index) = self.memo.get(&self.key) {
             self.indexed(index, b'h', b'j');
             return Ok(());
         }
@@ -111,7 +117,7 @@ impl Writer {
         let index = self.next;
         self.next += 1;
         self.indexed(index, b'q', b'r');
-        self.memo.insert(key, index);
+        self.memo.insert(key.concat(), index);
         Ok(())
     }
 

@@ -208,6 +208,13 @@ impl Dir {
         Self { storage: Arc::clone(&self.storage), key: self.key_of(name) }
     }
 
+    /// The folder that this one lies in; `None` for the root of the storage.
+    #[must_use]
+    pub fn parent(&self) -> Option<Self> {
+        let (above, _) = self.key.rsplit_once('/').unwrap_or(("", &self.key));
+        (!self.key.is_empty()).then(|| Self::new(Arc::clone(&self.storage), above))
+    }
+
     /// See [`Storage::open`].
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 //! where needed, payload at a 64-byte boundary.
 
 pub(crate) mod read;
+pub(crate) mod stream;
 pub(crate) mod write;
 
 /// Bytes that are not an archive of the kind that `torch.save` writes.

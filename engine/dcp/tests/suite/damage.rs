@@ -44,14 +44,14 @@ fn damage_is_named() {
     check(|d| fs::remove_file(d.join(".metadata")).unwrap(), &["has no .metadata", "interrupted"]);
     check(|d| edit(&d.join(".metadata"), Vec::clear), &[".metadata is damaged", "cut short"]);
     check(|d| edit(&d.join(".metadata"), |b| b.push(0)), &[".metadata is damaged", "bytes follow"]);
-    check(|d| edit(&d.join("SHA256SUMS"), |b| b.truncate(70)), &["SHA256SUMS"]);
+    check(|d| edit(&d.join("B3SUMS"), |b| b.truncate(70)), &["B3SUMS"]);
 }
 
 #[test]
 fn a_flipped_byte_is_found_by_crc_alone() {
     let scratch = tempfile::tempdir().unwrap();
     save(scratch.path(), 1);
-    fs::remove_file(scratch.path().join("SHA256SUMS")).unwrap();
+    fs::remove_file(scratch.path().join("B3SUMS")).unwrap();
     // The first tensor's payload begins at the first 64-byte boundary that the
     // writer could choose; the middle of the file lies in a payload or near it.
     let path = scratch.path().join("__0_0.distcp");

@@ -11,5 +11,6 @@ mod hostile;
 mod load;
 mod merge;
 mod reshard;
+mod scale;
 mod storage;
 mod support;

@@ -105,7 +105,7 @@ fn shards_that_are_not_there_in_full_are_named() {
             shards[0].file.name = "../escape".into();
             std::fs::rename(stage.join("__0_0.distcp"), stage.join("../escape")).unwrap();
         },
-        "leaves the checkpoint",
+        "it may lead out of the folder",
     );
     check_spoiled(|shards, _| shards[0].entries[0].path = path("p"), "joins to another name");
 }

@@ -114,7 +114,7 @@ fn equal_states_give_equal_checkpoints() {
     let (one, two) = (scratch.path().join("one"), scratch.path().join("two"));
     crate::support::save(&one, 4);
     crate::support::save(&two, 4);
-    for name in [".metadata", "__0_0.distcp", "__1_0.distcp", "SHA256SUMS"] {
+    for name in [".metadata", "__0_0.distcp", "__1_0.distcp", "B3SUMS"] {
         let [one, two] = [&one, &two].map(|stage| std::fs::read(stage.join(name)).unwrap());
         assert_eq!(one, two, "{name}");
     }

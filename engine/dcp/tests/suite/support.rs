@@ -47,6 +47,12 @@ impl Tensor {
     }
 }
 
+/// The digest in which PyTorch's side of a comparison comes.
+pub(crate) fn sha256(bytes: &[u8]) -> String {
+    use sha2::Digest as _;
+    hex::encode(sha2::Sha256::digest(bytes))
+}
+
 /// The part of rank `rank` of `ranks` along dimension `dim`, as torch.chunk cuts.
 pub(crate) fn cut(shape: &[u64], dim: usize, rank: u64, ranks: u64) -> Region {
     let mut region = Region::whole(shape);

@@ -1,16 +1,21 @@
-//! `elastic ckpt`: what is in a checkpoint folder, and whether it can be
-//! trusted (CKPT-1). Only reads; what is damaged stays where it is.
+//! `elastic ckpt`: what is in a checkpoint folder, whether it can be trusted
+//! (CKPT-1), and the same in other formats. What is read stays as it is, also
+//! what is damaged.
+
+mod convert;
+mod show;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use dcp::folder::{Commit, Record};
-use dcp::{Checkpoint, Folder};
+use dcp::folder::{Commit, live};
+use dcp::{Checkpoint, Dir, Folder};
 
 use super::print::{bytes, grouped};
 use super::{fail, print};
+use crate::cli::CkptCommand;
 use crate::exit::Exit;
 
 #[derive(Debug, thiserror::Error)]
@@ -23,10 +28,29 @@ enum Error {
     Folder(#[from] dcp::folder::Error),
     #[error(transparent)]
     Checkpoint(#[from] dcp::Error),
+    #[error(transparent)]
+    Convert(#[from] dcp::convert::Error),
+    #[error(
+        "which Llama is this? Give --heads N (its num_attention_heads), --hf-assets-path DIR \
+         with its config.json, or --model-flavor NAME"
+    )]
+    Heads,
+    #[error("{}: {detail}", .path.display())]
+    Config { path: PathBuf, detail: String },
+}
+
+/// Runs one of the commands.
+pub(super) fn run(command: CkptCommand) -> Exit {
+    match command {
+        CkptCommand::Ls { dir } => list(&dir),
+        CkptCommand::Verify { dir } => verify(&dir),
+        CkptCommand::Show(args) => show::show(&args),
+        other => convert::run(other),
+    }
 }
 
 /// Lists the checkpoints of a folder, or the content of one.
-pub(super) fn list(dir: &Path) -> Exit {
+fn list(dir: &Path) -> Exit {
     let text = if is_checkpoint(dir) { tensors(dir) } else { steps(dir) };
     match text {
         Ok(text) => {
@@ -38,7 +62,7 @@ pub(super) fn list(dir: &Path) -> Exit {
 }
 
 /// Verifies one checkpoint, or all of a folder.
-pub(super) fn verify(dir: &Path) -> Exit {
+fn verify(dir: &Path) -> Exit {
     let all = match found(dir) {
         Ok(all) => all,
         Err(error) => return fail(Exit::Failed, &error),
@@ -51,6 +75,21 @@ pub(super) fn verify(dir: &Path) -> Exit {
         }
     }
     exit
+}
+
+/// A checkpoint, or the newest of a folder of them.
+fn newest(dir: &Path) -> Result<PathBuf, Error> {
+    // Anything else is told by whoever opens it.
+    let has_steps = fs::read_dir(dir).is_ok_and(|entries| {
+        let name = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().into_string().ok();
+        entries.filter_map(name).any(|name| step_of(&name).is_some())
+    });
+    if is_checkpoint(dir) || !has_steps {
+        return Ok(dir.to_owned());
+    }
+    let all = found(dir)?;
+    let there = all.into_iter().rev().find(|found| found.path.is_dir());
+    Ok(there.ok_or_else(|| Error::Nothing(dir.to_owned()))?.path)
 }
 
 /// A checkpoint, with its record where there is a ledger.
@@ -103,33 +142,22 @@ fn step_of(name: &str) -> Option<u64> {
 
 /// The checkpoints that the ledger of a folder says exist; none without one.
 fn commits(root: &Path) -> Result<BTreeMap<u64, Commit>, Error> {
-    // Opening a folder would found a ledger.
     if !root.join("ledger").is_dir() {
         return Ok(BTreeMap::new());
     }
-    let mut commits = BTreeMap::new();
-    for (_, record) in Folder::open(root)?.records()? {
-        match record {
-            Record::Commit(commit) => {
-                commits.insert(commit.step, commit);
-            }
-            Record::Retire { step } => {
-                commits.remove(&step);
-            }
-            Record::Genesis(_) | Record::Reform { .. } | Record::Finish { .. } => {}
-        }
-    }
-    Ok(commits)
+    let records = Folder::look(Dir::at(root)?).records()?;
+    Ok(live(&records).into_iter().map(|(step, commit)| (step, commit.clone())).collect())
 }
 
 fn check(path: &Path, commit: Option<&Commit>) -> Result<String, Error> {
     let report = Checkpoint::open(path)?.verify()?;
+    let dir = Dir::at(path)?;
     for recorded in commit.iter().flat_map(|commit| &commit.files) {
-        recorded.check(path)?;
+        recorded.check(&dir)?;
     }
     let vouched = match (commit, report.digests) {
-        (Some(_), _) => "SHA-256 of the ledger",
-        (None, true) => "SHA-256 beside it, no ledger record",
+        (Some(_), _) => "BLAKE3 of the ledger",
+        (None, true) => "BLAKE3 beside it, no ledger record",
         (None, false) => "CRC-32 only, written by PyTorch",
     };
     Ok(format!(
@@ -189,7 +217,7 @@ fn tensors(dir: &Path) -> Result<String, Error> {
 
 #[cfg(test)]
 mod tests {
-    use dcp::folder::stage_name;
+    use dcp::folder::{Record, stage_name};
     use dcp::{Dtype, FileDigest, Region, Segment, ShardWriter, write_metadata};
 
     use super::*;
@@ -212,7 +240,11 @@ mod tests {
             stage: stage_name(1, 2, 50),
             era: 1,
             generation: 2,
-            files: names.map(|name| FileDigest::of(&stage, name).expect("a file")).to_vec(),
+            files: names
+                .map(|name| {
+                    FileDigest::of(&folder.stage_dir(&stage_name(1, 2, 50)), name).expect("a file")
+                })
+                .to_vec(),
         };
         folder.append(0, &Record::Commit(commit.clone())).expect("a record");
         let path = folder.publish(&commit).expect("published");
@@ -236,7 +268,7 @@ mod tests {
             let all = found(dir).expect("a checkpoint");
             assert_eq!(all.len(), 1);
             let line = check(&all[0].path, all[0].commit.as_ref()).expect("good");
-            assert!(line.ends_with("checked by SHA-256 of the ledger"), "{line}");
+            assert!(line.ends_with("checked by BLAKE3 of the ledger"), "{line}");
             assert_eq!(verify(dir), Exit::Finished);
         }
     }
