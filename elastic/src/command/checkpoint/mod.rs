@@ -261,6 +261,19 @@ mod tests {
         assert!(text.contains("6 elements"), "{text}");
     }
 
+    /// Also where nothing can be written: a mounted backup, another user's folder.
+    #[test]
+    fn looking_writes_nothing() {
+        let (root, path) = folder();
+        let ledger = root.path().join("ledger");
+        let touched = || fs::metadata(&ledger).and_then(|facts| facts.modified()).expect("a time");
+        let before = touched();
+        assert_eq!(list(root.path()), Exit::Finished);
+        assert_eq!(verify(root.path()), Exit::Finished);
+        assert_eq!(verify(&path), Exit::Finished);
+        assert_eq!(touched(), before, "a file was made in the ledger");
+    }
+
     #[test]
     fn a_good_checkpoint_is_vouched_for_by_the_ledger() {
         let (root, path) = folder();
