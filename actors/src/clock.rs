@@ -18,8 +18,9 @@ pub fn now_micros() -> u64 {
     u64::try_from(now().as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Wall time, for records that people read.
+/// Wall time, for records that people read and for the expiry of join tokens.
 #[must_use]
+#[expect(clippy::disallowed_methods, reason = "no decision about the living takes it")]
 pub fn timestamp() -> Timestamp {
     let micros = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
     Timestamp(u64::try_from(micros).unwrap_or(u64::MAX))

@@ -49,6 +49,9 @@ pub enum Command {
     Drain(DrainArgs),
     /// Save a checkpoint and end the job.
     Stop(StopArgs),
+    /// Make, list and revoke the tokens that let nodes join.
+    #[command(subcommand)]
+    Token(TokenCommand),
     /// Inspect and convert checkpoints.
     #[command(subcommand)]
     Ckpt(CkptCommand),
@@ -100,6 +103,11 @@ pub struct RunArgs {
     /// up (elastic.max_failures).
     #[arg(long, value_name = "N", help_heading = "Membership")]
     pub max_failures: Option<u32>,
+
+    /// Nodes that leave without a committed step between them after which the job
+    /// gives up (elastic.max_preemptions).
+    #[arg(long, value_name = "N", help_heading = "Membership")]
+    pub max_preemptions: Option<u32>,
 
     /// Run N nodes on this machine, and restart those that die.
     #[arg(
@@ -222,6 +230,34 @@ pub struct Target {
     pub dump_folder: PathBuf,
 }
 
+/// Join tokens.
+#[derive(Debug, Subcommand)]
+pub enum TokenCommand {
+    /// Make one more and print it.
+    Create {
+        /// How long it lets nodes in, such as 30m or 12h; for ever if not given.
+        #[arg(long, value_name = "TIME", value_parser = seconds)]
+        ttl: Option<u64>,
+        /// The job.
+        #[command(flatten)]
+        target: Target,
+    },
+    /// List them, without their secrets.
+    List {
+        /// The job.
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Let nobody in with one any more; nodes that came in with it stay.
+    Revoke {
+        /// Its id, as `elastic token list` shows it.
+        id: String,
+        /// The job.
+        #[command(flatten)]
+        target: Target,
+    },
+}
+
 /// Datasets.
 #[derive(Debug, Subcommand)]
 pub enum DataCommand {
@@ -331,6 +367,7 @@ impl RunArgs {
             ("elastic.max_nodes", self.max_nodes.or(max)),
             ("elastic.nproc_per_node", self.nproc_per_node),
             ("elastic.max_failures", self.max_failures),
+            ("elastic.max_preemptions", self.max_preemptions),
         ];
         let mut arguments: Vec<_> = flags
             .iter()
@@ -358,6 +395,16 @@ fn nodes(text: &str) -> Result<(u32, u32), String> {
     let number = |text: &str| text.parse::<u32>().map_err(|_| format!("{text:?} is no number"));
     let (min, max) = text.split_once(':').unwrap_or((text, text));
     Ok((number(min)?, number(max)?))
+}
+
+fn seconds(text: &str) -> Result<u64, String> {
+    let units = [("s", 1), ("m", 60), ("h", 3600), ("d", 86_400)];
+    let unit = units.iter().find_map(|(unit, size)| Some((text.strip_suffix(unit)?, size)));
+    let (number, size) = unit.unwrap_or((text, &1));
+    match number.parse::<u64>().ok().and_then(|number| number.checked_mul(*size)) {
+        Some(seconds) if seconds > 0 => Ok(seconds),
+        _ => Err("must be a positive time in s, m, h or d, such as 12h".into()),
+    }
 }
 
 fn share(text: &str) -> Result<f64, String> {

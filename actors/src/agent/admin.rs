@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use job::{NodeId, state::JobState};
+use job::{NodeId, plan::Timestamp, state::JobState};
 use serde::{Deserialize, Serialize};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
@@ -30,6 +30,39 @@ pub enum Request {
     },
     /// Save and stop the whole job.
     Stop,
+    /// About join tokens.
+    Token(TokenRequest),
+}
+
+/// What a person asks about join tokens.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TokenRequest {
+    /// One more, valid for so many seconds or for ever.
+    Create {
+        /// Its life.
+        ttl_s: Option<u64>,
+    },
+    /// Those that there are.
+    List,
+    /// One opens the gate no more.
+    Revoke {
+        /// Its id.
+        id: String,
+    },
+}
+
+/// A join token, without its secret.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TokenLine {
+    /// Its id.
+    pub id: String,
+    /// When it was made.
+    pub made: Timestamp,
+    /// When it expires; none never does.
+    pub expires: Option<Timestamp>,
+    /// Whether it opens the gate now.
+    pub valid: bool,
 }
 
 /// The answer.
@@ -38,6 +71,8 @@ pub enum Request {
 pub enum Response {
     /// How things are.
     Status(Box<Status>),
+    /// The join tokens.
+    Tokens(Vec<TokenLine>),
     /// It will be done.
     Accepted(String),
     /// It will not be done.

@@ -5,13 +5,13 @@ use std::path::PathBuf;
 
 use dcp::{
     Folder, ShardIndex,
-    folder::{Commit, Error as FolderError, Genesis, Record, stage_name},
+    folder::{Commit, Record, stage_name},
 };
 use job::{
-    Era, Generation, JobId, Step, codec, command::Command, report::ShardSaved,
-    state::CheckpointRecord,
+    Era, Generation, Step, codec, command::Command, report::ShardSaved, state::CheckpointRecord,
 };
 
+use super::ledger::{append_once, newer_era, overtaken};
 use crate::clock;
 
 /// Merges the shards' indexes into the checkpoint's own, durably, and says what
@@ -56,6 +56,7 @@ pub(super) fn publish(
     };
     append_once(
         folder,
+        record.era,
         &Record::Commit(commit.clone()),
         |known| matches!(known, Record::Commit(known) if known.stage == commit.stage),
     )?;
@@ -79,23 +80,6 @@ pub(super) fn discard(
         }
         _ => Ok(()),
     }
-}
-
-/// An era above this group's own in the ledger.
-fn newer_era(folder: &Folder, own: Era) -> Result<Option<u32>, String> {
-    let records = folder.records().map_err(|error| error.to_string())?;
-    let eras = records.iter().filter_map(|(_, record)| match record {
-        Record::Reform { era, .. } => Some(*era),
-        _ => None,
-    });
-    Ok(eras.max().filter(|era| *era > own.0))
-}
-
-fn overtaken(era: u32) -> String {
-    format!(
-        "era {era} of this job was begun elsewhere from the same checkpoint folder (LG-3): this \
-         group stops"
-    )
 }
 
 /// Publishes what an earlier leader committed and may not have published.
@@ -133,119 +117,16 @@ pub(super) fn verify(folder: &Folder, step: Step, record: &CheckpointRecord) -> 
 }
 
 /// Deletes all but the newest checkpoints.
-pub(super) fn retire(folder: &Folder, keep_latest_k: u32) -> Result<(), String> {
+pub(super) fn retire(folder: &Folder, era: Era, keep_latest_k: u32) -> Result<(), String> {
+    if let Some(newer) = newer_era(folder, era)? {
+        return Err(overtaken(newer));
+    }
     folder.retire(keep_latest_k as usize).map(|_| ()).map_err(|error| error.to_string())
 }
 
 /// Records that the job is finished.
-pub(super) fn finish(folder: &Folder, step: Step) -> Result<(), String> {
-    append_once(folder, &Record::Finish { step: step.0 }, |known| {
+pub(super) fn finish(folder: &Folder, era: Era, step: Step) -> Result<(), String> {
+    append_once(folder, era, &Record::Finish { step: step.0 }, |known| {
         matches!(known, Record::Finish { .. })
     })
-}
-
-/// What a founder finds or makes in the folder (LG-1).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Claim {
-    /// The folder was empty: this job is its owner now.
-    New,
-    /// The folder belongs to a job of the same configuration whose control
-    /// group is gone: it goes on in a new era.
-    Resumes {
-        /// That job.
-        job: JobId,
-        /// The new era.
-        era: Era,
-        /// Its checkpoints.
-        checkpoints: Vec<Commit>,
-    },
-    /// The folder belongs to another configuration.
-    Foreign(Genesis),
-    /// The folder belongs to a job of the same configuration that may be running.
-    Owned(Genesis),
-}
-
-/// Claims the folder for a job: record 0 keeps two founders from founding twice,
-/// a `Reform` record keeps two from resuming twice.
-pub(super) fn claim(
-    folder: &Folder,
-    genesis: &Genesis,
-    founder: &str,
-    reforms: bool,
-) -> Result<Claim, String> {
-    let text = |error: FolderError| error.to_string();
-    loop {
-        let records = folder.records().map_err(text)?;
-        let Some((last, _)) = records.last() else {
-            match folder.append(0, &Record::Genesis(genesis.clone())) {
-                Ok(()) => return Ok(Claim::New),
-                Err(FolderError::Taken { .. }) => continue,
-                Err(error) => return Err(text(error)),
-            }
-        };
-        let Some((_, Record::Genesis(owner))) = records.first() else {
-            return Err(format!(
-                "ledger of {} does not begin with a genesis",
-                folder.root().display()
-            ));
-        };
-        if owner.config_digest != genesis.config_digest {
-            return Ok(Claim::Foreign(owner.clone()));
-        }
-        if !reforms {
-            return Ok(Claim::Owned(owner.clone()));
-        }
-        let job = owner
-            .job
-            .parse()
-            .map(JobId)
-            .map_err(|_| format!("ledger of {} names no valid job", folder.root().display()))?;
-        let era = records.iter().filter_map(|(_, record)| match record {
-            Record::Reform { era, .. } => Some(*era),
-            Record::Commit(commit) => Some(commit.era),
-            _ => None,
-        });
-        let era = era.max().unwrap_or(0) + 1;
-        let parent = folder.record_digest(*last).map_err(text)?;
-        let founders = vec![founder.to_owned()];
-        match folder.append(last + 1, &Record::Reform { era, parent, founders }) {
-            Ok(()) => {
-                folder.recover().map_err(text)?;
-                let checkpoints = committed(&records);
-                return Ok(Claim::Resumes { job, era: Era(era), checkpoints });
-            }
-            Err(FolderError::Taken { .. }) => {}
-            Err(error) => return Err(text(error)),
-        }
-    }
-}
-
-fn committed(records: &[(u64, Record)]) -> Vec<Commit> {
-    let mut commits: Vec<Commit> = Vec::new();
-    for (_, record) in records {
-        match record {
-            Record::Commit(commit) => commits.push(commit.clone()),
-            Record::Retire { step } => commits.retain(|commit| commit.step != *step),
-            _ => {}
-        }
-    }
-    commits
-}
-
-fn append_once(
-    folder: &Folder,
-    record: &Record,
-    same: impl Fn(&Record) -> bool,
-) -> Result<(), String> {
-    loop {
-        let records = folder.records().map_err(|error| error.to_string())?;
-        if records.iter().any(|(_, known)| same(known)) {
-            return Ok(());
-        }
-        match folder.append(records.len() as u64, record) {
-            Ok(()) => return Ok(()),
-            Err(FolderError::Taken { .. }) => {}
-            Err(error) => return Err(error.to_string()),
-        }
-    }
 }

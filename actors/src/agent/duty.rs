@@ -10,6 +10,7 @@ use job::{
     leader::{Beat, Hearing, Leader, Members},
     message::AgentMessage,
     planner::{Effect, Limits},
+    reforming::Pulse,
     report::NodeReport,
     state::Phase,
 };
@@ -19,6 +20,7 @@ use transport::control::Lane;
 use super::{
     Notice, checkpoints,
     node_agent::{Message, State},
+    reforming::{Look, Moved},
 };
 use crate::clock;
 
@@ -36,6 +38,12 @@ pub(super) enum Done {
     Verified { step: Step, result: Result<(), String> },
     /// A checkpoint folder job that only has to be reported.
     Kept(Result<(), String>),
+    /// The checkpoint folder was looked at.
+    Looked(Look),
+    /// A sign of life was written into it, or could not be.
+    Pulsed(Result<Pulse, String>),
+    /// An attempt to move into a newer era ended.
+    Moved(Moved),
 }
 
 impl State {
@@ -51,10 +59,10 @@ impl State {
         let Some(leader) = &mut self.leader else { return };
         let (node, boot) = (report.node.clone(), report.boot);
         match leader.hear(&job.state, Beat { from, sent_micros }, report, clock::moment()) {
-            Hearing::Fenced(cause) => {
+            Hearing::Fenced { cause, refused } => {
                 let Some(from) = from else { return };
                 tracing::debug!(peer = %node, cause, "a fenced process start beats");
-                let fenced = AgentMessage::Fenced { boot, cause };
+                let fenced = AgentMessage::Fenced { boot, cause, refused };
                 let _ = self.control.send(from, Lane::Control, codec::encode(&fenced).into());
                 return;
             }
@@ -85,11 +93,15 @@ impl State {
 
     /// Asks the planner and proposes what it says.
     pub(super) fn decide(&mut self, myself: &ActorRef<Message>) {
-        if self.is_ending() {
+        if self.is_ending() || self.is_overtaken() {
             return;
         }
         let job = Arc::clone(&self.job);
         let Some(leader) = &mut self.leader else { return };
+        // What waited while this process did not run may come before its next tick.
+        if self.options.timeouts.is_late(self.next_tick, clock::now()) {
+            leader.ticked(true);
+        }
         let limits = Limits::from(&self.options.timeouts);
         let decision = leader.decide(&job.state, &limits, clock::moment(), entropy());
         let Some(decision) = decision else { return };
@@ -141,7 +153,11 @@ impl State {
         }
     }
 
-    fn offload(&self, myself: &ActorRef<Message>, work: impl FnOnce() -> Done + Send + 'static) {
+    pub(super) fn offload(
+        &self,
+        myself: &ActorRef<Message>,
+        work: impl FnOnce() -> Done + Send + 'static,
+    ) {
         let mailbox = myself.clone();
         tokio::task::spawn_blocking(move || {
             let _ = mailbox.send_message(Message::Done(work()));
@@ -154,7 +170,8 @@ impl State {
                 if let Some(leader) = &mut self.leader {
                     leader.round_ended();
                 }
-                if passed {
+                if passed && !self.is_overtaken() {
+                    self.beat_pulse(myself);
                     self.answer(&beats);
                 }
                 self.quorum_round(myself);
@@ -185,6 +202,9 @@ impl State {
                 }
                 self.decide(myself);
             }
+            Done::Looked(look) => self.looked(myself, look),
+            Done::Pulsed(pulse) => self.pulsed(pulse),
+            Done::Moved(moved) => self.moved(moved),
             Done::Kept(result) => {
                 if let Err(why) = result {
                     self.notice(Notice::Warning(why));
@@ -207,11 +227,12 @@ impl State {
     }
 
     fn answer(&mut self, beats: &[Beat]) {
+        let pulse = self.own_pulse();
         for beat in beats {
             match beat.from {
                 None => self.renew_lease(beat.sent_micros),
                 Some(peer) => {
-                    let answer = AgentMessage::Answer { sent_micros: beat.sent_micros };
+                    let answer = AgentMessage::Answer { sent_micros: beat.sent_micros, pulse };
                     let bytes = Bytes::from(codec::encode(&answer));
                     let _ = self.control.send(peer, Lane::Control, bytes);
                 }
@@ -219,7 +240,7 @@ impl State {
         }
     }
 
-    fn propose(&self, _: &ActorRef<Message>, command: Command) {
+    pub(super) fn propose(&self, _: &ActorRef<Message>, command: Command) {
         let group = self.group.clone();
         tokio::spawn(async move {
             if let Err(error) = group.propose(vec![command]).await {
@@ -273,12 +294,12 @@ impl State {
                 }
             }
             Event::CheckpointRetired { .. } => {
-                let keep = self.job().spec.keep_latest_k;
-                self.offload(myself, move || Done::Kept(checkpoints::retire(&folder, keep)));
+                let (era, keep) = (self.job().era, self.job().spec.keep_latest_k);
+                self.offload(myself, move || Done::Kept(checkpoints::retire(&folder, era, keep)));
             }
             Event::JobFinished { report, .. } => {
-                let step = report.step;
-                self.offload(myself, move || Done::Kept(checkpoints::finish(&folder, step)));
+                let (era, step) = (self.job().era, report.step);
+                self.offload(myself, move || Done::Kept(checkpoints::finish(&folder, era, step)));
             }
             _ => {}
         }

@@ -13,7 +13,8 @@ use crate::clock;
 
 /// How and until when an agent ends.
 pub(super) struct Ending {
-    outcome: Outcome,
+    /// None to go on in a newer era.
+    outcome: Option<Outcome>,
     speaks: bool,
     kill_at: Duration,
     give_up_at: Duration,
@@ -21,11 +22,13 @@ pub(super) struct Ending {
 
 impl State {
     /// The group goes on without this process start.
-    pub(super) fn gone(&mut self, myself: &ActorRef<Message>, cause: String) {
-        match self.leaving || cause == LEFT {
-            true => self.end(myself, Outcome::Left),
-            false => self.end(myself, Outcome::Fenced(cause)),
-        }
+    pub(super) fn gone(&mut self, myself: &ActorRef<Message>, cause: String, refused: bool) {
+        let outcome = match (refused, self.leaving || cause == LEFT) {
+            (true, _) => Outcome::Refused(cause),
+            (false, true) => Outcome::Left,
+            (false, false) => Outcome::Fenced(cause),
+        };
+        self.end(myself, outcome);
     }
 
     /// Whether a newer incarnation than any of this process start has the name:
@@ -57,12 +60,23 @@ impl State {
 
     /// Ends workers, lets the others hear what is to be heard, and then ends.
     pub(super) fn end(&mut self, _: &ActorRef<Message>, outcome: Outcome) {
+        self.begin_end(Some(outcome));
+    }
+
+    /// Ends in this era, to begin again in a newer one.
+    pub(super) fn leave_era(&mut self) {
+        self.begin_end(None);
+    }
+
+    fn begin_end(&mut self, outcome: Option<Outcome>) {
         if self.ending.is_some() {
             return;
         }
         let now = clock::now();
         let reap = match outcome {
-            Outcome::Interrupted | Outcome::Fenced(_) => Duration::ZERO,
+            None | Some(Outcome::Interrupted | Outcome::Fenced(_) | Outcome::Refused(_)) => {
+                Duration::ZERO
+            }
             _ => self.options.timeouts.reap,
         };
         let speaks = self.speaks();
@@ -94,7 +108,10 @@ impl State {
         let needed = match ending.outcome {
             // Who leaves a running job leads nothing any more: until it is gone, nobody
             // commits a checkpoint or answers a death (LIVE-1).
-            Outcome::Interrupted | Outcome::Fenced(_) | Outcome::Left => false,
+            None
+            | Some(
+                Outcome::Interrupted | Outcome::Fenced(_) | Outcome::Refused(_) | Outcome::Left,
+            ) => false,
             // A leader that goes first would leave the others without the news.
             _ => self.leads() && !self.linked.is_empty(),
         };
@@ -104,7 +121,9 @@ impl State {
         let Some(ending) = self.ending.take() else { return };
         if let Some(ended) = self.ended.take() {
             let state = (self.job.applied > 0).then(|| self.shared_state());
-            let _ = ended.send(Ended { outcome: ending.outcome, state, speaks: ending.speaks });
+            let speaks = ending.speaks;
+            let over = ending.outcome.map(|outcome| Ended { outcome, state, speaks });
+            let _ = ended.send(over);
         }
     }
 

@@ -2,6 +2,7 @@
 //! by joining.
 
 use std::{
+    collections::BTreeMap,
     fs, io,
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -9,9 +10,9 @@ use std::{
     time::Duration,
 };
 
-use dcp::folder::Genesis;
+use dcp::folder::{Commit, Genesis};
 use job::{
-    Era, JobId, StoreId, codec,
+    Era, Generation, JobId, Step, StoreId, codec,
     command::Event,
     message::Welcome,
     replicated::StateMachine,
@@ -19,14 +20,16 @@ use job::{
 };
 use tokio::sync::{broadcast, mpsc};
 use transport::control::{
-    Authority, Control, Identity, JoinAsk, JoinError, JoinGate, JoinToken, Lane, LinkEvents,
+    Authority, BindError, Control, Identity, JoinAsk, JoinError, JoinToken, Lane, LinkEvents,
     Options as ControlOptions,
 };
 
 use super::{
-    Error, Notice, Options,
-    checkpoints::{self, Claim},
+    Error, Notice, Options, home,
     knocking::Knocking,
+    ledger::{self, Claim},
+    pulse,
+    tokens::Gatekeeper,
 };
 use crate::{
     clock,
@@ -46,37 +49,48 @@ pub(super) struct Entered {
     pub(super) applied: broadcast::Receiver<Arc<Applied<Event>>>,
     pub(super) folder: PathBuf,
     pub(super) checkpoints: Arc<dcp::Folder>,
+    /// Whom to dial before the group's own list is known.
+    pub(super) seeds: Vec<String>,
+    pub(super) gate: Gatekeeper,
 }
 
-const IDENTITY: &str = "identity.pem";
 const ADDRESS: &str = "address";
+
+/// Where a node keeps what is its own.
+pub(super) fn node_folder(options: &Options) -> PathBuf {
+    options.dump_folder.join("nodes").join(options.node.as_str())
+}
 
 pub(super) async fn enter(
     options: &Options,
     notices: &mpsc::Sender<Notice>,
 ) -> Result<Entered, Error> {
-    let folder = options.dump_folder.join("nodes").join(options.node.as_str());
+    let folder = node_folder(options);
     fs::create_dir_all(&folder).map_err(file("cannot create", &folder))?;
     let checkpoints = dcp::Folder::open(&options.checkpoint_folder)
         .map(Arc::new)
         .map_err(|error| Error::Checkpoints(error.to_string()))?;
-    let store = Store::open(&folder).map_err(|error| Error::Group(error.into()))?;
+    let home = home::current(&folder);
+    home::leave_older(&folder, &home);
+    let store = Store::open(&home).map_err(|error| Error::Group(error.into()))?;
     let id = store.id();
-    let identity_path = folder.join(IDENTITY);
+    let identity_path = home.join(home::IDENTITY);
     let known = match identity_path.exists() && store.founding().is_some() {
         true => Some(Identity::load(&identity_path).map_err(control)?),
         false => None,
     };
-    let listen = listen_address(options, &folder);
-    let control_options =
-        ControlOptions { advertise: options.advertise, ..ControlOptions::default() };
     let is_member = known.is_some();
-    let (endpoint, links) = Control::bind(listen, known, control_options).map_err(control)?;
+    let (endpoint, links) = bind(options, &folder, home != folder).await?;
+    if let Some(identity) = known {
+        endpoint.set_identity(identity).map_err(control)?;
+    }
     let bound = endpoint.local_addr().map_err(|error| Error::Control(error.to_string()))?;
     fs::write(folder.join(ADDRESS), bound.to_string())
         .map_err(file("cannot write", &folder.join(ADDRESS)))?;
     let address = options.advertise.unwrap_or_else(|| reachable(bound));
 
+    let mut seeds = options.join.clone();
+    seeds.extend(home::founder(&home));
     let mut founded = false;
     let founding = if is_member {
         None
@@ -84,7 +98,7 @@ pub(super) async fn enter(
         let entered = match patience(options, &checkpoints)? {
             Some(patience) => {
                 let knocking = Knocking::new(options, patience, notices.clone());
-                match join(options, id, &endpoint, patience, &knocking).await {
+                match join(options, id, &endpoint, &checkpoints, patience, &knocking).await {
                     Err(_) if options.founds => None,
                     joined => Some(joined?),
                 }
@@ -95,7 +109,8 @@ pub(super) async fn enter(
             Some(entered) => entered,
             None => {
                 founded = true;
-                found(options, id, &checkpoints)?
+                nobody_leads(options, &checkpoints).await?;
+                found(options, id, address, &checkpoints)?
             }
         };
         identity.save(&identity_path).map_err(control)?;
@@ -120,7 +135,7 @@ pub(super) async fn enter(
     let token: JoinToken = state.state.spec.join_secret.parse().map_err(control)?;
     let pinned = token.pinned(authority.fingerprint()).to_string();
     let (asks, questions) = mpsc::channel(JOINERS);
-    endpoint.set_gate(Some(JoinGate { token, authority: Arc::new(authority), asks }));
+    let gate = Gatekeeper::new(authority, asks);
     tokio::spawn(welcome(questions, group.clone()));
 
     let shared = Arc::new(state.state.clone());
@@ -138,8 +153,36 @@ pub(super) async fn enter(
         applied,
         folder,
         checkpoints,
+        seeds,
+        gate,
     })
 }
+
+/// Opens the node's ports. In an era that is begun again, others know the address
+/// of the one before, whose sockets may still be closing.
+async fn bind(
+    options: &Options,
+    folder: &Path,
+    again: bool,
+) -> Result<(Control, LinkEvents), Error> {
+    let until = clock::now() + CLOSING;
+    loop {
+        let listen = listen_address(options, folder);
+        let waits = again && clock::now() < until;
+        if !(waits && listen.port() == 0) {
+            let control_options =
+                ControlOptions { advertise: options.advertise, ..ControlOptions::default() };
+            match Control::bind(listen, None, control_options) {
+                Err(BindError::Taken(_)) if waits => {}
+                bound => return bound.map_err(control),
+            }
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+/// Sockets of an endpoint that was closed are gone after this.
+const CLOSING: Duration = Duration::from_secs(3);
 
 /// Raft messages on their way to the links; beyond it Raft sends again.
 const OUTBOUND: usize = 1024;
@@ -189,9 +232,28 @@ fn patience(options: &Options, folder: &dcp::Folder) -> Result<Option<Duration>,
     Ok((!records.is_empty()).then(|| options.timeouts.reform * 4))
 }
 
+/// A person may be wrong about a job whose nodes are all gone: while somebody
+/// with a quorum writes into the folder, it is not founded again (LG-3).
+async fn nobody_leads(options: &Options, folder: &dcp::Folder) -> Result<(), Error> {
+    let Some(first) = pulse::read(folder).filter(|_| options.reforms) else { return Ok(()) };
+    let until = clock::now() + options.timeouts.reform;
+    while clock::now() < until {
+        tokio::time::sleep(options.timeouts.beat).await;
+        if pulse::read(folder) != Some(first) {
+            return Err(Error::Refused(format!(
+                "checkpoint folder {} belongs to a job that is running: a leading node wrote into \
+                 it just now; join it with --join and --token",
+                folder.root().display()
+            )));
+        }
+    }
+    Ok(())
+}
+
 fn found(
     options: &Options,
     store: StoreId,
+    address: SocketAddr,
     folder: &dcp::Folder,
 ) -> Result<(Identity, Founding), Error> {
     let fresh = JobId(uuid::Uuid::new_v4());
@@ -202,11 +264,25 @@ fn found(
         ca_pin: String::new(),
         config: serde_json::from_str(&options.proposal.config).unwrap_or_default(),
     };
-    let claim = checkpoints::claim(folder, &genesis, options.node.as_str(), options.reforms)
-        .map_err(Error::Checkpoints)?;
+    let founder = ledger::Founder {
+        nodes: vec![options.node.to_string()],
+        address: address.to_string(),
+        // Its certificates name the job, which the claim only tells.
+        ca_pin: String::new(),
+    };
+    let claim =
+        ledger::claim(folder, &genesis, &founder, options.reforms).map_err(Error::Checkpoints)?;
     let (job, era, commits) = match claim {
         Claim::New => (fresh, Era(0), Vec::new()),
         Claim::Resumes { job, era, checkpoints } => (job, era, checkpoints),
+        Claim::Begun(begun) => {
+            return Err(Error::Refused(format!(
+                "era {} of the job in {} was begun by the node at {} meanwhile: join it",
+                begun.era,
+                folder.root().display(),
+                begun.address
+            )));
+        }
         Claim::Owned(owner) => {
             return Err(Error::Refused(format!(
                 "checkpoint folder {} belongs to job {}, and this node has no part in it: join it \
@@ -235,19 +311,36 @@ fn found(
     let _: JoinToken = token.parse().map_err(control)?;
     let spec = options.proposal.spec(job, authority.to_pem(), token);
     let mut state = JobState::found(spec, era, clock::timestamp());
-    for commit in commits {
-        let record = CheckpointRecord {
-            era: Era(commit.era),
-            generation: job::Generation(commit.generation),
-            stage: commit.stage,
-            files: codec::encode(&commit.files),
-        };
-        state.checkpoints.insert(job::Step(commit.step), record);
-    }
+    state.checkpoints = committed(commits);
     let identity = Identity::found(&authority, options.node.clone(), store).map_err(control)?;
     let founding =
         Founding { job, founder: store.raft_id(), state: StateMachine::snapshot(&state) };
     Ok((identity, founding))
+}
+
+/// What the ledger says to be committed, as the state has it.
+pub(super) fn committed(commits: Vec<Commit>) -> BTreeMap<Step, CheckpointRecord> {
+    let record = |commit: Commit| {
+        let record = CheckpointRecord {
+            era: Era(commit.era),
+            generation: Generation(commit.generation),
+            stage: commit.stage,
+            files: codec::encode(&commit.files),
+        };
+        (Step(commit.step), record)
+    };
+    commits.into_iter().map(record).collect()
+}
+
+/// The addresses of a HOST:PORT; none while its name is not known.
+pub(super) async fn resolve(name: &str) -> Vec<SocketAddr> {
+    match tokio::net::lookup_host(name).await {
+        Ok(found) => found.collect(),
+        Err(error) => {
+            tracing::debug!(name, %error, "no address");
+            Vec::new()
+        }
+    }
 }
 
 /// Asks the listed nodes in turn until one lets this node in.
@@ -255,6 +348,7 @@ async fn join(
     options: &Options,
     store: StoreId,
     endpoint: &Control,
+    folder: &dcp::Folder,
     patience: Duration,
     knocking: &Knocking,
 ) -> Result<(Identity, Founding), Error> {
@@ -269,10 +363,18 @@ async fn join(
     let taken_until = clock::now() + options.timeouts.reform.min(patience);
     loop {
         let own = endpoint.local_addr().ok();
-        for address in options.join.iter().filter(|address| Some(**address) != own) {
+        let mut addresses = Vec::new();
+        for name in names(options, folder) {
+            let found = resolve(&name).await;
+            if found.is_empty() {
+                knocking.not_yet(format!("{name} has no address now"));
+            }
+            addresses.extend(found.into_iter().filter(|address| Some(*address) != own));
+        }
+        for address in addresses {
             let tried = endpoint
                 .join(
-                    *address,
+                    address,
                     &token,
                     options.node.clone(),
                     store,
@@ -309,6 +411,15 @@ async fn join(
         }
         tokio::time::sleep(RETRY).await;
     }
+}
+
+/// Whom to ask: the listed nodes, and who began the newest era of the folder, for
+/// the listed ones may be of an era that is over.
+fn names(options: &Options, folder: &dcp::Folder) -> Vec<String> {
+    let mut names = options.join.clone();
+    let begun = folder.records().ok().and_then(|records| ledger::begun(&records));
+    names.extend(begun.map(|begun| begun.address).filter(|address| !address.is_empty()));
+    names
 }
 
 /// Between two rounds of asking to join.

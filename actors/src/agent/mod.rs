@@ -10,12 +10,18 @@ mod checkpoints;
 mod duty;
 mod ending;
 mod enter;
+mod home;
 mod knocking;
+mod ledger;
 mod node_agent;
 mod peers;
+mod pulse;
+mod reforming;
 mod slots;
 mod spawner;
+mod tokens;
 mod voice;
+mod witness;
 mod worker_process;
 mod workers;
 
@@ -27,7 +33,9 @@ use job::{
 
 use crate::observer::Place;
 
-pub use admin::{AdminError, Request, Response, Status, WorkerStatus, request};
+pub use admin::{
+    AdminError, Request, Response, Status, TokenLine, TokenRequest, WorkerStatus, request,
+};
 
 /// How an agent runs.
 #[derive(Clone, Debug)]
@@ -42,8 +50,9 @@ pub struct Options {
     pub listen: SocketAddr,
     /// What other nodes are told instead, when they reach it otherwise.
     pub advertise: Option<SocketAddr>,
-    /// Nodes to join; empty to found.
-    pub join: Vec<SocketAddr>,
+    /// Nodes to join, HOST:PORT each; empty to found. Names are looked up at each
+    /// try: machines come and go.
+    pub join: Vec<String>,
     /// The join secret, with the authority's fingerprint if the user has it.
     pub token: Option<String>,
     /// Whether this node founds the job when its store is empty.
@@ -88,6 +97,10 @@ pub struct Proposal {
     /// See [`JobSpec`].
     pub max_failures: u32,
     /// See [`JobSpec`].
+    pub max_preemptions: u32,
+    /// See [`JobSpec`].
+    pub exact: bool,
+    /// See [`JobSpec`].
     pub checkpoints: bool,
     /// See [`JobSpec`].
     pub keep_latest_k: u32,
@@ -105,6 +118,8 @@ impl Proposal {
             total_steps: self.total_steps,
             sharding: self.sharding,
             max_failures: self.max_failures,
+            max_preemptions: self.max_preemptions,
+            exact: self.exact,
             checkpoints: self.checkpoints,
             keep_latest_k: self.keep_latest_k,
             authority,
@@ -183,6 +198,8 @@ pub enum Outcome {
     Interrupted,
     /// The group went on without this node; the text says why.
     Fenced(String),
+    /// This node does not fit the job; the text says why.
+    Refused(String),
     /// The job failed; the text says why, the flag whether trying again is useless.
     Failed(String, bool),
 }
@@ -236,6 +253,12 @@ pub async fn run(
     notices: tokio::sync::mpsc::Sender<Notice>,
 ) -> Result<Ended, Error> {
     Place::change(|place| place.node = Some(options.node.clone()));
-    let entered = enter::enter(&options, &notices).await?;
-    node_agent::serve(options, entered, wishes, notices).await
+    let wishes = Arc::new(tokio::sync::Mutex::new(wishes));
+    loop {
+        let entered = enter::enter(&options, &notices).await?;
+        let (options, wishes, notices) = (options.clone(), Arc::clone(&wishes), notices.clone());
+        if let Some(ended) = node_agent::serve(options, entered, wishes, notices).await? {
+            return Ok(ended);
+        }
+    }
 }

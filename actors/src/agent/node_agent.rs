@@ -12,10 +12,10 @@ use job::{
     command::Event,
     leader::Leader,
     plan::WorkerRef,
-    state::{JobState, Node, Phase, Standing},
+    state::{JobState, Node, Phase},
 };
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Mutex, mpsc, oneshot};
 use transport::control::{Control, Lane, LinkEvent, Peer};
 
 use super::{
@@ -24,6 +24,8 @@ use super::{
     ending::Ending,
     enter::Entered,
     slots::Slots,
+    tokens::{Awaited, Gatekeeper},
+    witness::Witness,
     worker_process::{Handle as WorkerHandle, Heard},
 };
 use crate::{
@@ -59,7 +61,10 @@ pub(super) struct State {
     pub(super) job: Arc<Snapshot<JobState>>,
     pub(super) slots: Slots,
     pub(super) linked: BTreeMap<StoreId, Peer>,
-    pub(super) dialled: BTreeMap<std::net::SocketAddr, Duration>,
+    pub(super) seeds: Vec<String>,
+    pub(super) gate: Gatekeeper,
+    pub(super) awaited: Vec<Awaited>,
+    pub(super) dialled: BTreeMap<String, Duration>,
     pub(super) dead: BTreeSet<(NodeId, u64)>,
     pub(super) leader: Option<Leader>,
     /// A decision is due once what is in the mailbox was heard.
@@ -68,21 +73,23 @@ pub(super) struct State {
     pub(super) checkpoints: Arc<dcp::Folder>,
     pub(super) recorder: Recorder,
     pub(super) notices: mpsc::Sender<Notice>,
+    pub(super) witness: Witness,
     pub(super) waiting: Option<String>,
     pub(super) leaving: bool,
     pub(super) stop_job: bool,
     pub(super) next_tick: Duration,
     pub(super) ending: Option<Ending>,
-    pub(super) ended: Option<oneshot::Sender<Ended>>,
+    pub(super) ended: Option<oneshot::Sender<Option<Ended>>>,
 }
 
-/// Starts the actor and everything that feeds it; returns when it ended.
+/// Starts the actor and everything that feeds it; returns when it ended. None
+/// when it ended to go on in a newer era (LG-3).
 pub(super) async fn serve(
     options: Options,
     entered: Entered,
-    mut wishes: mpsc::Receiver<Wish>,
+    wishes: Arc<Mutex<mpsc::Receiver<Wish>>>,
     notices: mpsc::Sender<Notice>,
-) -> Result<Ended, Error> {
+) -> Result<Option<Ended>, Error> {
     let Entered {
         store,
         boot,
@@ -93,6 +100,8 @@ pub(super) async fn serve(
         mut applied,
         folder,
         checkpoints,
+        seeds,
+        gate,
     } = entered;
     let file = |error| Error::File {
         what: "cannot open the records in",
@@ -113,6 +122,9 @@ pub(super) async fn serve(
         group: group.clone(),
         job,
         linked: BTreeMap::new(),
+        seeds,
+        gate,
+        awaited: Vec::new(),
         dialled: BTreeMap::new(),
         dead: BTreeSet::new(),
         leader: None,
@@ -121,6 +133,7 @@ pub(super) async fn serve(
         checkpoints,
         recorder,
         notices,
+        witness: Witness::new(clock::now()),
         waiting: None,
         leaving: false,
         stop_job: false,
@@ -188,7 +201,7 @@ pub(super) async fn serve(
     });
     let mailbox = agent.clone();
     feeders.spawn(async move {
-        while let Some(wish) = wishes.recv().await {
+        while let Some(wish) = wishes.lock().await.recv().await {
             if mailbox.send_message(Message::Wish(wish)).is_err() {
                 return;
             }
@@ -239,6 +252,9 @@ impl Actor for NodeAgent {
                 state.decide(&myself);
             }
             Message::Wish(wish) => state.wish(&myself, wish),
+            Message::Admin(admin::Request::Token(request), reply) => {
+                state.token_asked(&myself, request, reply);
+            }
             Message::Admin(request, reply) => {
                 let response = state.admin(&myself, request);
                 let _ = reply.send(response);
@@ -311,8 +327,9 @@ impl State {
     pub(super) fn applied(&mut self, myself: &ActorRef<Message>, entry: &Applied<Event>) {
         self.catch_up();
         if let Applied::Events { index, events } = entry {
+            let era = self.job().era;
             for event in events {
-                self.recorder.event(*index, event);
+                self.recorder.event(era, *index, event);
                 if let Some(leader) = &mut self.leader {
                     leader.applied(event, clock::moment());
                 }
@@ -325,6 +342,7 @@ impl State {
                 self.duty_after(myself, event);
             }
         }
+        self.keep_gate();
         self.reconcile(myself);
         self.decide(myself);
     }
@@ -362,11 +380,14 @@ impl State {
         if let Some(leader) = &mut self.leader {
             leader.ticked(late);
         }
-        if !late {
-            self.reap_silent_workers();
+        match late {
+            true => self.slots.excuse(),
+            false => self.reap_silent_workers(),
         }
         self.catch_up();
         self.reconcile(myself);
+        self.keep_gate();
+        self.watch_ledger(myself);
         self.beat(myself);
         self.decide(myself);
         self.group_membership(myself);
@@ -394,17 +415,17 @@ impl State {
             }
             _ => {
                 let gone = match job.nodes.get(&node) {
-                    Some(me) if me.boot == self.boot => match &me.standing {
-                        Standing::Gone(cause) => Some(cause.clone()),
-                        _ => None,
-                    },
+                    Some(me) if me.boot == self.boot => {
+                        me.fenced().map(|(cause, refused)| (cause.to_owned(), refused))
+                    }
                     Some(other) if self.was_admitted(other) => {
-                        Some("another process took this node's name".into())
+                        Some(("another process took this node's name".into(), false))
                     }
                     _ => None,
                 };
                 match gone {
-                    Some(cause) => self.gone(myself, cause),
+                    Some((cause, refused)) => self.gone(myself, cause, refused),
+                    None if self.is_overtaken() => {}
                     None => self.fill_slots(myself),
                 }
             }

@@ -7,7 +7,10 @@ use job::{StoreId, codec, message::AgentMessage, report::NodeReport};
 use ractor::ActorRef;
 use transport::control::{Lane, LinkEvent};
 
-use super::node_agent::{Message, State};
+use super::{
+    enter,
+    node_agent::{Message, State},
+};
 use crate::clock;
 
 impl State {
@@ -63,11 +66,24 @@ impl State {
                     self.hear_beat(myself, Some(from), sent_micros, report);
                 }
             }
-            AgentMessage::Answer { sent_micros } => self.renew_lease(sent_micros),
+            AgentMessage::Answer { sent_micros, pulse } => {
+                pulse.into_iter().for_each(|pulse| self.witness.told(pulse));
+                self.renew_lease(sent_micros);
+            }
+            AgentMessage::Orphan { reaches } => {
+                if let Some(peer) = self.linked.get(&from) {
+                    self.witness.orphan(peer.node.clone(), reaches, clock::now());
+                }
+            }
             AgentMessage::Drain(node) => self.drain(myself, &node),
-            AgentMessage::Fenced { boot, cause } => {
+            AgentMessage::Tokens(change) => {
+                if self.leads() {
+                    self.change_tokens(myself, change);
+                }
+            }
+            AgentMessage::Fenced { boot, cause, refused } => {
                 if boot == self.boot {
-                    self.gone(myself, cause);
+                    self.gone(myself, cause, refused);
                 }
             }
         }
@@ -75,6 +91,9 @@ impl State {
 
     /// LS-1: the lease runs from the send time of the answered beat.
     pub(super) fn renew_lease(&mut self, sent_micros: u64) {
+        if self.is_overtaken() {
+            return;
+        }
         let length = u64::try_from(self.options.timeouts.lease.as_micros()).unwrap_or(u64::MAX);
         self.lease_until = self.lease_until.max(sent_micros.saturating_add(length));
         self.slots.lease(self.lease_until);
@@ -84,24 +103,27 @@ impl State {
     pub(super) fn dial(&mut self) {
         let now = clock::now();
         let pause = self.options.timeouts.beat * 2;
-        let mut wanted: Vec<(std::net::SocketAddr, Option<StoreId>)> = self
+        let mut wanted: Vec<(String, Option<StoreId>)> = self
             .job()
             .live_nodes()
             .filter(|(_, node)| node.store != self.store && !self.linked.contains_key(&node.store))
-            .map(|(_, node)| (node.address, Some(node.store)))
+            .map(|(_, node)| (node.address.to_string(), Some(node.store)))
             .collect();
         if self.linked.is_empty() {
-            let others = self.options.join.iter().filter(|address| **address != self.address);
-            wanted.extend(others.map(|address| (*address, None)));
+            wanted.extend(self.seeds.iter().map(|name| (name.clone(), None)));
         }
-        for (address, store) in wanted {
-            let due = self.dialled.get(&address).copied().unwrap_or_default();
+        for (name, store) in wanted {
+            let due = self.dialled.get(&name).copied().unwrap_or_default();
             if now >= due {
-                self.dialled.insert(address, now + pause);
-                let control = self.control.clone();
+                self.dialled.insert(name.clone(), now + pause);
+                let (control, own) = (self.control.clone(), self.address);
                 tokio::spawn(async move {
-                    if let Err(error) = control.connect(address, store).await {
-                        tracing::debug!(%address, %error, "no link");
+                    let found = enter::resolve(&name).await;
+                    for address in found.into_iter().filter(|address| *address != own) {
+                        match control.connect(address, store).await {
+                            Ok(_) => return,
+                            Err(error) => tracing::debug!(%address, %error, "no link"),
+                        }
                     }
                 });
             }
@@ -120,6 +142,7 @@ impl State {
             leaving: self.leaving,
             stop_job: self.stop_job,
             recorded: self.recorder.newest(),
+            shared: self.witness.shared(),
             dead_peers: self.dead.iter().cloned().collect(),
             workers: self.slots.reports(),
         }

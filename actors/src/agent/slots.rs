@@ -77,6 +77,7 @@ impl Slots {
             pid: handle.pid,
             state: WorkerState::Starting,
             address: None,
+            digests: None,
             sealed: None,
             progress: None,
             resumed: None,
@@ -97,6 +98,13 @@ impl Slots {
 
     pub(super) fn workers(&self) -> impl Iterator<Item = &Worker> {
         self.slots.values().filter_map(|slot| slot.worker.as_ref())
+    }
+
+    /// This process did not listen: silence counts anew (LS-2).
+    pub(super) fn excuse(&mut self) {
+        let now = clock::now();
+        let workers = self.slots.values_mut().filter_map(|slot| slot.worker.as_mut());
+        workers.for_each(|worker| worker.heard = now);
     }
 
     pub(super) fn worker(&mut self, id: WorkerId) -> Option<&mut Worker> {
@@ -210,7 +218,8 @@ impl Worker {
     pub(super) fn hear(&mut self, message: FromWorker) -> Urgency {
         self.heard = clock::now();
         match message {
-            FromWorker::Ready { address } => {
+            FromWorker::Ready { address, digests } => {
+                self.report.digests = Some(digests);
                 self.report.address = Some(address);
                 // A word of a worker that is dying by now comes late.
                 if self.report.state == WorkerState::Starting {

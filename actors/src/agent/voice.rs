@@ -29,6 +29,8 @@ impl State {
                         .join(", ")
                 )),
             },
+            // Its answer takes a command of the group.
+            Request::Token(_) => Response::Refused("not here".into()),
             Request::Stop => {
                 self.stop_the_job(myself);
                 Response::Accepted("the job will save a checkpoint and stop".into())
@@ -42,6 +44,7 @@ impl State {
         let mut job: JobState = self.job().clone();
         "hidden".clone_into(&mut job.spec.authority);
         "hidden".clone_into(&mut job.spec.join_secret);
+        job.tokens.values_mut().for_each(|token| "hidden".clone_into(&mut token.secret));
         if let Some(plan) = &mut job.plan {
             plan.key = [0; 32];
         }

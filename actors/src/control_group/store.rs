@@ -211,7 +211,7 @@ impl Store {
     }
 
     /// Makes an empty store a member of a group, at index 1 and term 1.
-    pub(super) fn found(&mut self, founding: Founding) -> Result<(), StoreError> {
+    pub(crate) fn found(&mut self, founding: Founding) -> Result<(), StoreError> {
         let Loaded { snapshot, hard_state, .. } = Loaded::first(&founding);
         let tx = self.begin()?;
         {

@@ -10,7 +10,7 @@ use std::{
     path::Path,
 };
 
-use job::{NodeId, Step, command::Event, report::Progress};
+use job::{Era, NodeId, Step, command::Event, report::Progress};
 use serde::Serialize;
 
 use crate::clock;
@@ -28,7 +28,8 @@ pub struct Recorder {
 
 #[derive(Serialize)]
 struct EventLine<'a> {
-    /// Place in the replicated log.
+    /// The era of the replicated log, and the place in it.
+    log: u32,
     index: u64,
     /// Microseconds since the Unix epoch when this node applied it.
     seen: u64,
@@ -69,8 +70,9 @@ impl Recorder {
     }
 
     /// Records a committed event. A full disk costs the record, not the job.
-    pub fn event(&mut self, index: u64, event: &Event) {
-        let line = EventLine { index, seen: clock::timestamp().0, seen_by: &self.node, event };
+    pub fn event(&mut self, era: Era, index: u64, event: &Event) {
+        let (log, seen_by) = (era.0, &self.node);
+        let line = EventLine { log, index, seen: clock::timestamp().0, seen_by, event };
         write(&mut self.events, &line);
     }
 

@@ -67,7 +67,8 @@ impl DeviceThread {
                 return;
             }
         };
-        self.tell(FromWorker::Ready { address: self.listener.local_addr() });
+        let (address, digests) = (self.listener.local_addr(), settings.digests);
+        self.tell(FromWorker::Ready { address, digests });
         let mut device = Device {
             thread: self,
             settings,

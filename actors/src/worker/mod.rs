@@ -22,7 +22,7 @@ use std::{
     time::Duration,
 };
 
-use job::{NodeId, WorkerId, message::ToWorker, spec::JobSpec};
+use job::{NodeId, WorkerId, message::ToWorker, report::Digests, spec::JobSpec};
 use tokio::sync::mpsc;
 
 use crate::lifeline;
@@ -58,9 +58,11 @@ pub struct Start {
     pub checkpoint_folder: PathBuf,
 }
 
-/// How a worker paces itself.
+/// How a worker paces itself, and what it trains on.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
+    /// What has to be equal on all nodes.
+    pub digests: Digests,
     /// Steps between checkpoints; 0 saves only at the end.
     pub checkpoint_interval: u64,
     /// Whether training goes on while a checkpoint is written.

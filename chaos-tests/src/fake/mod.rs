@@ -7,12 +7,15 @@
 //! digest after it. Time passes by sleeping, so many ranks fit on few cores.
 //!
 //! `ELASTIC_FAKE_MICROS` is the time that a micro-batch takes,
-//! `ELASTIC_FAKE_LOAD_MICROS` the time until a checkpoint is read.
+//! `ELASTIC_FAKE_LOAD_MICROS` the time until a checkpoint is read,
+//! `ELASTIC_FAKE_PROCESSOR` the kind of processor that is played.
 
 mod arithmetic;
 mod checkpoint;
 
 use std::{
+    fs,
+    path::Path,
     thread::sleep,
     time::{Duration, Instant},
 };
@@ -22,9 +25,10 @@ use elastic::config::{Config, schema::AsyncMode};
 use job::{
     Step, Token, codec,
     plan::{Shard, Source},
-    report::FinalReport,
+    report::{Digests, FinalReport},
     shares::Shares,
     spec::Sharding,
+    tokens::{HEADER_BYTES, TRAIN_FILE},
 };
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -38,6 +42,8 @@ pub const MICROS: &str = "ELASTIC_FAKE_MICROS";
 
 /// Environment variable with the time before a checkpoint is read in microseconds.
 pub const LOAD_MICROS: &str = "ELASTIC_FAKE_LOAD_MICROS";
+/// Environment variable that names the kind of processor that is played.
+pub const PROCESSOR: &str = "ELASTIC_FAKE_PROCESSOR";
 
 /// Builds the trainer of a `fake-worker` process.
 #[derive(Clone, Copy, Debug, Default)]
@@ -57,6 +63,7 @@ impl Factory for FakeFactory {
         };
         let timeouts = config.timeouts().map_err(|error| error.to_string())?;
         let settings = Settings {
+            digests: digests(&config.training.dataset_path),
             checkpoint_interval: config.checkpoint.interval,
             checkpoint_async: config.checkpoint.async_mode == AsyncMode::Async,
             validation_freq: 0,
@@ -75,6 +82,14 @@ impl Factory for FakeFactory {
         };
         Ok((Box::new(trainer), settings))
     }
+}
+
+/// The dataset's digest as the engine takes it, and that of a processor.
+fn digests(dataset: &str) -> Digests {
+    let mut header = fs::read(Path::new(dataset).join(TRAIN_FILE)).unwrap_or_default();
+    header.truncate(HEADER_BYTES);
+    let processor = std::env::var(PROCESSOR).unwrap_or_default();
+    Digests { dataset: Sha256::digest(header).into(), arithmetic: Sha256::digest(processor).into() }
 }
 
 /// One rank.
@@ -245,7 +260,7 @@ impl Trainer for FakeTrainer {
         Ok(())
     }
 
-    fn load(&mut self, folder: &std::path::Path) -> Result<Step, TrainerError> {
+    fn load(&mut self, folder: &Path) -> Result<Step, TrainerError> {
         self.prepared = None;
         sleep(self.loading);
         let state = checkpoint::load(folder)?;

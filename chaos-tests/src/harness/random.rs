@@ -15,6 +15,7 @@ impl Random {
     /// # Panics
     /// When the variable holds no number.
     #[must_use]
+    #[expect(clippy::disallowed_methods, reason = "a new seed each time")]
     pub fn seeded() -> Self {
         let seed = std::env::var(SEED).ok().map_or_else(
             || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs()),

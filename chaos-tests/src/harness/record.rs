@@ -44,7 +44,9 @@ pub struct History {
 }
 
 impl History {
-    pub(super) fn read(dump: &Path) -> Self {
+    /// Reads the records of all nodes below a dump folder.
+    #[must_use]
+    pub fn read(dump: &Path) -> Self {
         let (mut lines, mut steps) = (Vec::new(), Vec::new());
         for folder in nodes(dump) {
             lines.extend(json_lines(&folder.join("events.jsonl")));

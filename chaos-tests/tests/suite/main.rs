@@ -9,6 +9,7 @@ mod data;
 mod leftovers;
 mod lifecycle;
 mod logs;
+mod membership;
 mod recovery;
 mod scrape;
 mod tidy;

@@ -6,8 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Era, Generation, Incarnation, NodeId, Step, StoreId,
+    admission::TokenChange,
     plan::{Plan, Seal, Timestamp},
-    report::{FinalReport, ResumeTiming},
+    reforming::Reforming,
+    report::{Digests, FinalReport, ResumeTiming},
 };
 
 /// Why a node that was told to leave is gone.
@@ -42,6 +44,40 @@ pub enum Command {
         /// When.
         at: Timestamp,
     },
+    /// What all nodes have to agree in: that of the first mesh.
+    RecordDigests {
+        /// What most of its members have.
+        digests: Digests,
+        /// When.
+        at: Timestamp,
+    },
+    /// A node does not fit the job: it is fenced, and starting it again is useless.
+    Refuse {
+        /// Its name.
+        node: NodeId,
+        /// The incarnation.
+        incarnation: Incarnation,
+        /// What does not fit, with both values.
+        cause: String,
+        /// When.
+        at: Timestamp,
+    },
+    /// A node computes other bits than the others, and the job does not ask for
+    /// the same ones.
+    Tolerate {
+        /// Its name.
+        node: NodeId,
+        /// The incarnation.
+        incarnation: Incarnation,
+        /// What differs, with both values.
+        cause: String,
+        /// When.
+        at: Timestamp,
+    },
+    /// Whether the group may be formed again without a person's word (LG-3).
+    SetReforming(Reforming),
+    /// Which tokens open the gate.
+    ChangeTokens(TokenChange),
     /// A node leaves by its own wish: the next plan goes without it.
     Leave {
         /// Its name.
@@ -153,6 +189,51 @@ pub enum Event {
         cause: String,
         /// When.
         at: Timestamp,
+    },
+    /// What all nodes have to agree in is known.
+    DigestsRecorded {
+        /// Of the dataset, in hex.
+        dataset: String,
+        /// Of a canned training step, in hex.
+        arithmetic: String,
+        /// When.
+        at: Timestamp,
+    },
+    /// An incarnation does not fit the job and is gone.
+    NodeRefused {
+        /// Its name.
+        node: NodeId,
+        /// The incarnation.
+        incarnation: Incarnation,
+        /// What does not fit.
+        cause: String,
+        /// When.
+        at: Timestamp,
+    },
+    /// A node computes other bits than the others.
+    NodeTolerated {
+        /// Its name.
+        node: NodeId,
+        /// The incarnation.
+        incarnation: Incarnation,
+        /// What differs.
+        cause: String,
+        /// When.
+        at: Timestamp,
+    },
+    /// Whether the group may be formed again without a person's word changed.
+    ReformingSet(Reforming),
+    /// A token opens the gate from now on.
+    TokenAdded {
+        /// Its id.
+        id: String,
+        /// When it expires.
+        expires: Option<Timestamp>,
+    },
+    /// A token opens the gate no more.
+    TokenRevoked {
+        /// Its id.
+        id: String,
     },
     /// A node is about to leave.
     NodeLeaving {

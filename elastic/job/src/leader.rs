@@ -18,7 +18,7 @@ use crate::{
     plan::Timestamp,
     planner::{self, Decision, Effect, Heard, Limits, View},
     report::{NodeReport, WorkerState},
-    state::{JobState, Standing},
+    state::{JobState, Node},
     voters,
 };
 
@@ -47,9 +47,14 @@ pub enum Hearing {
     Known,
     /// It waits for its answer, and a decision may follow from it.
     News,
-    /// The group went on without this process start, for this cause: it gets no
-    /// lease, but it gets to know.
-    Fenced(String),
+    /// The group went on without this process start: it gets no lease, but it gets
+    /// to know.
+    Fenced {
+        /// Why.
+        cause: String,
+        /// Whether starting again is useless.
+        refused: bool,
+    },
 }
 
 /// The members of the control group, as its leader knows them.
@@ -131,10 +136,8 @@ impl Leader {
         at: Moment,
     ) -> Hearing {
         let known = state.nodes.get(&report.node).filter(|node| node.boot == report.boot);
-        if let (Some(Standing::Gone(cause)), Some(_)) =
-            (known.map(|node| &node.standing), beat.from)
-        {
-            return Hearing::Fenced(cause.clone());
+        if let (Some((cause, refused)), Some(_)) = (known.and_then(Node::fenced), beat.from) {
+            return Hearing::Fenced { cause: cause.to_owned(), refused };
         }
         let progress = report.workers.iter().filter_map(|worker| worker.progress);
         let step = progress.map(|progress| progress.step).max();
@@ -182,7 +185,7 @@ impl Leader {
     /// Takes note of what became a fact.
     pub fn applied(&mut self, event: &Event, at: Moment) {
         match event {
-            Event::NodeEvicted { node, .. } => {
+            Event::NodeEvicted { node, .. } | Event::NodeRefused { node, .. } => {
                 self.view.evicted_at = at.now;
                 // Whoever speaks under this name next speaks for itself.
                 let heard = self.view.heard.remove(node);
@@ -269,6 +272,10 @@ impl Leader {
     fn refresh(&mut self, state: &JobState, at: Moment) {
         self.view.now = at.now;
         self.view.clock = at.clock;
+        if self.view.late {
+            // LS-2: who did not listen accuses nobody; from now on it listens again.
+            self.view.heard.values_mut().for_each(|heard| heard.at = at.now);
+        }
         let generation = state.generation();
         if generation != self.planned {
             self.planned = generation;
@@ -307,4 +314,66 @@ impl Leader {
 fn ready(report: &NodeReport) -> (u64, Vec<WorkerId>) {
     let ready = report.workers.iter().filter(|worker| worker.state == WorkerState::Ready);
     (report.boot, ready.map(|worker| worker.worker).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Era, JobId, spec::JobSpec, spec::Sharding};
+
+    fn node(name: &str) -> NodeId {
+        NodeId::new(name).expect("a good name")
+    }
+
+    fn at(millis: u64) -> Moment {
+        Moment { now: Duration::from_millis(millis), clock: Timestamp(millis * 1000) }
+    }
+
+    #[test]
+    fn ls_2_whoever_did_not_listen_accuses_nobody() {
+        let spec = JobSpec {
+            job: JobId(uuid::Uuid::nil()),
+            config: String::new(),
+            config_digest: [0; 32],
+            min_nodes: 1,
+            max_nodes: 8,
+            micro_batches: Some(8),
+            total_steps: Step(1),
+            sharding: Sharding::Replicated,
+            max_failures: 1,
+            max_preemptions: 1,
+            exact: true,
+            checkpoints: true,
+            keep_latest_k: 1,
+            authority: String::new(),
+            join_secret: String::new(),
+        };
+        let state = JobState::found(spec, Era(0), Timestamp(0));
+        let mut leader = Leader::new(node("n1"), at(0));
+        let report = NodeReport {
+            node: node("n2"),
+            store: StoreId(uuid::Uuid::nil()),
+            boot: 1,
+            incarnation: None,
+            address: ([127, 0, 0, 1], 4000).into(),
+            slots: 1,
+            leaving: false,
+            stop_job: false,
+            recorded: Step(0),
+            shared: None,
+            dead_peers: Vec::new(),
+            workers: Vec::new(),
+        };
+        leader.hear(&state, Beat { from: None, sent_micros: 0 }, report, at(0));
+        let silence = |leader: &Leader| leader.view.now - leader.view.heard[&node("n2")].at;
+        leader.refresh(&state, at(500));
+        assert_eq!(silence(&leader), Duration::from_millis(500), "it listened");
+        // Stopped for seconds: what the others said meanwhile is still in the queue.
+        leader.ticked(true);
+        leader.refresh(&state, at(3_000));
+        assert_eq!(silence(&leader), Duration::ZERO, "it was away itself");
+        leader.ticked(false);
+        leader.refresh(&state, at(3_100));
+        assert_eq!(silence(&leader), Duration::from_millis(100), "silence counts anew");
+    }
 }

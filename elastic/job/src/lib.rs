@@ -32,8 +32,8 @@
 //! 7. [`incident`]: where the wall time went (OBS-1).
 //!
 //! Beside these: [`message`] is what processes tell each other, [`codec`] its
-//! bytes, [`replicated`] what a control group can replicate, [`voters`] who votes
-//! in it, [`timeouts`] every limit out of one budget, [`spec`] what is fixed at
+//! bytes, [`admission`] who may join, [`replicated`] what a control group can replicate, [`voters`] who votes
+//! in it, [`reforming`] who may go on without it, [`timeouts`] every limit out of one budget, [`spec`] what is fixed at
 //! founding, and [`tokens`] the dataset's files.
 //!
 //! # Example
@@ -61,6 +61,8 @@
 //!     total_steps: Step(1000),
 //!     sharding: Sharding::Replicated,
 //!     max_failures: 10,
+//!     max_preemptions: 1_000,
+//!     exact: true,
 //!     checkpoints: true,
 //!     keep_latest_k: 2,
 //!     authority: String::new(),
@@ -79,6 +81,7 @@
 //!     leaving: false,
 //!     stop_job: false,
 //!     recorded: Step(0),
+//!     shared: None,
 //!     dead_peers: Vec::new(),
 //!     workers: Vec::new(),
 //! };
@@ -116,6 +119,7 @@
 //! # Ok::<(), job::ids::InvalidNodeId>(())
 //! ```
 
+pub mod admission;
 pub mod codec;
 pub mod command;
 pub mod ids;
@@ -124,6 +128,7 @@ pub mod leader;
 pub mod message;
 pub mod plan;
 pub mod planner;
+pub mod reforming;
 pub mod replicated;
 pub mod report;
 pub mod shares;

@@ -7,8 +7,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Generation, NodeId, Step, StoreId, WorkerId,
+    admission::TokenChange,
     plan::{Plan, Seal},
-    report::{FinalReport, NodeReport, Progress, ResumeTiming, SaveFailed, Sealed, ShardSaved},
+    reforming::Pulse,
+    report::{
+        Digests, FinalReport, NodeReport, Progress, ResumeTiming, SaveFailed, Sealed, ShardSaved,
+    },
     spec::JobSpec,
 };
 
@@ -26,6 +30,14 @@ pub enum AgentMessage {
     Answer {
         /// The beat's own time.
         sent_micros: u64,
+        /// What the leader wrote into the checkpoint folder last (LG-3).
+        pulse: Option<Pulse>,
+    },
+    /// To everybody, from a node that no quorum has answered for as long as
+    /// re-forming waits.
+    Orphan {
+        /// From whom it hears the same.
+        reaches: Vec<NodeId>,
     },
     /// From the leader, to a process start that the group went on without: it may
     /// not hear so from the log any more.
@@ -34,9 +46,13 @@ pub enum AgentMessage {
         boot: u64,
         /// Why.
         cause: String,
+        /// Whether starting again is useless.
+        refused: bool,
     },
     /// To the leader: a node is to leave.
     Drain(NodeId),
+    /// To the leader: other tokens are to open the gate.
+    Tokens(TokenChange),
 }
 
 /// What a joining node is told.
@@ -99,6 +115,8 @@ pub enum FromWorker {
     Ready {
         /// Where its tensor listener accepts.
         address: SocketAddr,
+        /// What has to be equal on all nodes.
+        digests: Digests,
     },
     /// It lives (LS-3: a worker whose runtime hangs goes silent).
     Beat,

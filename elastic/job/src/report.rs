@@ -154,6 +154,16 @@ pub enum WorkerState {
     Fatal(String),
 }
 
+/// What has to be equal wherever a job trains, or the bits are not (CG, TRAJ-1).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct Digests {
+    /// Of the token files ([`crate::tokens::digest`]).
+    pub dataset: [u8; 32],
+    /// Of a canned forward, backward and optimizer step: processors that take
+    /// other paths through the kernels give another one.
+    pub arithmetic: [u8; 32],
+}
+
 /// One worker of a node.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct WorkerReport {
@@ -167,6 +177,8 @@ pub struct WorkerReport {
     pub state: WorkerState,
     /// Where its tensor listener accepts, once ready.
     pub address: Option<SocketAddr>,
+    /// What it trains on and how it computes, once ready.
+    pub digests: Option<Digests>,
     /// Answer to the newest plan.
     pub sealed: Option<Sealed>,
     /// Newest step.
@@ -208,6 +220,9 @@ pub struct NodeReport {
     /// The newest step in this node's records, of any process start: what was
     /// lost when everything died.
     pub recorded: Step,
+    /// Whether it sees in its checkpoint folder what the leader writes there; none
+    /// before it could know (LG-3).
+    pub shared: Option<bool>,
     /// Nodes whose connection was reset and whose port refuses (LS-2).
     pub dead_peers: Vec<(NodeId, u64)>,
     /// Its workers.

@@ -38,6 +38,12 @@ pub struct JobSpec {
     pub sharding: Sharding,
     /// Incidents without a committed step between them before the job fails.
     pub max_failures: u32,
+    /// Nodes that leave, preempted or drained, without a committed step between them
+    /// before the job fails.
+    pub max_preemptions: u32,
+    /// Whether all nodes have to compute the same bits (TRAJ-1): one that does not
+    /// is refused; otherwise it only is recorded.
+    pub exact: bool,
     /// Whether checkpoints are saved.
     pub checkpoints: bool,
     /// Committed checkpoints to keep; 0 keeps all.

@@ -10,11 +10,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Era, Generation, Incarnation, NodeId, Step, StoreId, Token,
+    admission::{FOUNDING, MOST_TOKENS, TokenChange, TokenRecord},
     command::{Command, Event},
     incident::{Incident, Incidents},
     plan::{Plan, Restore, Seal, Timestamp, WorkerRef},
+    reforming::Reforming,
     replicated::StateMachine,
-    report::FinalReport,
+    report::{Digests, FinalReport},
     shares::Shares,
     spec::JobSpec,
 };
@@ -29,6 +31,8 @@ pub enum Standing {
     Leaving,
     /// It is fenced; the text says why.
     Gone(String),
+    /// It does not fit the job and is fenced; the text says why.
+    Refused(String),
 }
 
 /// A node of the group.
@@ -46,13 +50,25 @@ pub struct Node {
     pub slots: u32,
     /// Where it stands.
     pub standing: Standing,
+    /// It computes other bits than the others, which this job allows.
+    pub differs: bool,
 }
 
 impl Node {
     /// Whether it is a member that is not fenced.
     #[must_use]
     pub fn is_live(&self) -> bool {
-        !matches!(self.standing, Standing::Gone(_))
+        matches!(self.standing, Standing::Active | Standing::Leaving)
+    }
+
+    /// Why it is fenced, and whether for good; none while it is live.
+    #[must_use]
+    pub fn fenced(&self) -> Option<(&str, bool)> {
+        match &self.standing {
+            Standing::Active | Standing::Leaving => None,
+            Standing::Gone(cause) => Some((cause, false)),
+            Standing::Refused(cause) => Some((cause, true)),
+        }
     }
 }
 
@@ -122,6 +138,12 @@ pub struct JobState {
     pub incarnations: u64,
     /// Global batch in micro-batches, frozen by the first plan (DATA-2).
     pub micro_batches: Option<u32>,
+    /// What opens the gate to newcomers, by id.
+    pub tokens: BTreeMap<String, TokenRecord>,
+    /// What all nodes have to agree in (CG), once somebody trained.
+    pub digests: Option<Digests>,
+    /// Whether the group may be formed again without a person's word, and why.
+    pub reforming: Reforming,
     /// The newest plan.
     pub plan: Option<Plan>,
     /// Its seal, once there.
@@ -136,6 +158,8 @@ pub struct JobState {
     pub checkpoints: BTreeMap<Step, CheckpointRecord>,
     /// Failures without a committed step between them.
     pub failures_in_a_row: u32,
+    /// Nodes that left as they were told to, without a committed step between them.
+    pub preemptions_in_a_row: u32,
     /// What went wrong and what it cost.
     pub incidents: Incidents,
 }
@@ -146,6 +170,8 @@ impl JobState {
     pub fn found(spec: JobSpec, era: Era, at: Timestamp) -> Self {
         let mut incidents = Incidents::default();
         incidents.begin(at);
+        let secret = spec.join_secret.clone();
+        let founding = TokenRecord { secret, made: at, expires: None };
         Self {
             micro_batches: spec.micro_batches,
             spec,
@@ -154,6 +180,9 @@ impl JobState {
             phase: Phase::Running,
             nodes: BTreeMap::new(),
             incarnations: 0,
+            tokens: BTreeMap::from([(FOUNDING.to_owned(), founding)]),
+            digests: None,
+            reforming: Reforming::default(),
             plan: None,
             seal: None,
             committed: Step(0),
@@ -161,6 +190,7 @@ impl JobState {
             sealed_members: Vec::new(),
             checkpoints: BTreeMap::new(),
             failures_in_a_row: 0,
+            preemptions_in_a_row: 0,
             incidents,
         }
     }
@@ -236,6 +266,40 @@ impl JobState {
                 self.evict(node, incarnation, cause, at)
             }
             Command::Leave { node, incarnation, at } => self.leave(node, incarnation, at),
+            Command::RecordDigests { digests, at } => {
+                if self.digests.is_some() {
+                    return Vec::new();
+                }
+                self.digests = Some(digests);
+                let (dataset, arithmetic) = (hex(&digests.dataset), hex(&digests.arithmetic));
+                vec![Event::DigestsRecorded { dataset, arithmetic, at }]
+            }
+            Command::Refuse { node, incarnation, cause, at } => {
+                match self.live_incarnation(&node, incarnation) {
+                    Some(known) => {
+                        known.standing = Standing::Refused(cause.clone());
+                        vec![Event::NodeRefused { node, incarnation, cause, at }]
+                    }
+                    None => Vec::new(),
+                }
+            }
+            Command::Tolerate { node, incarnation, cause, at } => {
+                match self.live_incarnation(&node, incarnation).filter(|known| !known.differs) {
+                    Some(known) => {
+                        known.differs = true;
+                        vec![Event::NodeTolerated { node, incarnation, cause, at }]
+                    }
+                    None => Vec::new(),
+                }
+            }
+            Command::SetReforming(reforming) => {
+                if self.reforming == reforming {
+                    return Vec::new();
+                }
+                self.reforming = reforming.clone();
+                vec![Event::ReformingSet(reforming)]
+            }
+            Command::ChangeTokens(change) => self.change_tokens(change),
             Command::Plan(plan) => self.plan(plan),
             Command::Seal(seal) => self.seal(seal),
             Command::Resume { generation, step, timing, at } => {
@@ -246,6 +310,7 @@ impl JobState {
                     return Vec::new();
                 }
                 self.failures_in_a_row = 0;
+                self.preemptions_in_a_row = 0;
                 self.committed = self.committed.max(step);
                 vec![Event::Resumed { era: self.era, generation, step, timing, at }]
             }
@@ -339,8 +404,9 @@ impl JobState {
         self.incarnations += 1;
         let incarnation = Incarnation(self.incarnations);
         let standing = Standing::Active;
-        self.nodes
-            .insert(node.clone(), Node { store, incarnation, boot, address, slots, standing });
+        let differs = false;
+        let known = Node { store, incarnation, boot, address, slots, standing, differs };
+        self.nodes.insert(node.clone(), known);
         events.push(Event::NodeAdmitted { node, incarnation, address, at });
         events
     }
@@ -352,19 +418,41 @@ impl JobState {
         cause: String,
         at: Timestamp,
     ) -> Vec<Event> {
-        match self.nodes.get_mut(&name) {
-            Some(node) if node.incarnation == incarnation && node.is_live() => {
+        match self.live_incarnation(&name, incarnation) {
+            Some(node) => {
                 node.standing = Standing::Gone(cause.clone());
                 vec![Event::NodeEvicted { node: name, incarnation, cause, at }]
             }
-            _ => Vec::new(),
+            None => Vec::new(),
         }
+    }
+
+    fn change_tokens(&mut self, change: TokenChange) -> Vec<Event> {
+        match change {
+            TokenChange::Add { id, token }
+                if self.tokens.len() < MOST_TOKENS && !self.tokens.contains_key(&id) =>
+            {
+                let expires = token.expires;
+                self.tokens.insert(id.clone(), token);
+                vec![Event::TokenAdded { id, expires }]
+            }
+            TokenChange::Revoke { id } if self.tokens.remove(&id).is_some() => {
+                vec![Event::TokenRevoked { id }]
+            }
+            TokenChange::Add { .. } | TokenChange::Revoke { .. } => Vec::new(),
+        }
+    }
+
+    fn live_incarnation(&mut self, name: &NodeId, incarnation: Incarnation) -> Option<&mut Node> {
+        let node = self.nodes.get_mut(name)?;
+        (node.incarnation == incarnation && node.is_live()).then_some(node)
     }
 
     fn leave(&mut self, name: NodeId, incarnation: Incarnation, at: Timestamp) -> Vec<Event> {
         match self.nodes.get_mut(&name) {
             Some(node) if node.incarnation == incarnation && node.standing == Standing::Active => {
                 node.standing = Standing::Leaving;
+                self.preemptions_in_a_row += 1;
                 vec![Event::NodeLeaving { node: name, incarnation, at }]
             }
             _ => Vec::new(),
@@ -456,6 +544,12 @@ impl JobState {
     pub fn incidents(&self) -> &[Arc<Incident>] {
         self.incidents.list()
     }
+}
+
+/// A digest for people.
+#[must_use]
+pub fn hex(digest: &[u8; 32]) -> String {
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl StateMachine for JobState {

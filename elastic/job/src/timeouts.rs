@@ -37,15 +37,23 @@ pub struct Timeouts {
     pub reap: Duration,
 }
 
+/// An inequality between limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// The inequality.
+    pub rule: &'static str,
+    /// Its left side.
+    pub left: Duration,
+    /// Its right side.
+    pub right: Duration,
+    /// What to change when it does not hold.
+    pub remedy: &'static str,
+}
+
 /// Two limits that contradict each other.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{rule} does not hold ({left:?} against {right:?}): {remedy}")]
-pub struct Inconsistent {
-    rule: &'static str,
-    left: Duration,
-    right: Duration,
-    remedy: &'static str,
-}
+#[error("{} does not hold ({:?} against {:?}): {}", .0.rule, .0.left, .0.right, .0.remedy)]
+pub struct Inconsistent(pub Rule);
 
 /// Below this a beat says more about the scheduler than about the node: a
 /// runnable process on two shared cores was seen to wait 60 ms at p90, and a
@@ -108,57 +116,52 @@ impl Timeouts {
         ]
     }
 
-    fn check(&self) -> Result<(), Inconsistent> {
-        let rules = [
-            (
+    /// The inequalities that the limits have to keep.
+    #[must_use]
+    pub fn rules(&self) -> [Rule; 8] {
+        const RAISE: &str = "raise the failure budget";
+        let rule = |rule, left, right, remedy| Rule { rule, left, right, remedy };
+        [
+            rule(
                 "shortest beat ≤ beat",
                 SHORTEST_BEAT,
                 self.beat,
                 "raise the failure budget: beats this short accuse healthy nodes",
             ),
             // Two lost beats and a quorum round must not cost the lease.
-            ("4 × beat ≤ lease", self.beat * 4, self.lease, "raise the failure budget"),
+            rule("4 × beat ≤ lease", self.beat * 4, self.lease, RAISE),
             // A node is only replaced after it has stopped by itself (GN-4).
-            (
-                "lease + beat ≤ suspect",
-                self.lease + self.beat,
-                self.suspect,
-                "raise the failure budget",
-            ),
+            rule("lease + beat ≤ suspect", self.lease + self.beat, self.suspect, RAISE),
             // A new leader is there when the old one is due for eviction.
-            (
-                "election max ≤ suspect",
-                self.longest_election(),
-                self.suspect,
-                "raise the failure budget",
-            ),
-            (
-                "suspect + 2 × beat ≤ budget",
-                self.suspect + self.beat * 2,
-                self.budget,
-                "raise the failure budget",
-            ),
+            rule("election max ≤ suspect", self.longest_election(), self.suspect, RAISE),
+            rule("suspect + 2 × beat ≤ budget", self.suspect + self.beat * 2, self.budget, RAISE),
             // Re-forming begins only when no lease of the old side can live.
-            (
+            rule(
                 "lease + election max ≤ reform",
                 self.lease + self.longest_election(),
                 self.reform,
-                "raise the failure budget",
+                RAISE,
+            ),
+            // A change of leaders is no silence: a pulse is due every lease (LG-3).
+            rule(
+                "2 × lease + election max ≤ reform",
+                self.lease * 2 + self.longest_election(),
+                self.reform,
+                RAISE,
             ),
             // A dead peer is named by the detector before a survivor's step runs out.
-            (
+            rule(
                 "seal ≤ step",
                 self.seal,
                 self.step,
                 "raise the step limit to at least twice the failure budget",
             ),
-        ];
-        for (rule, left, right, remedy) in rules {
-            if left > right {
-                return Err(Inconsistent { rule, left, right, remedy });
-            }
-        }
-        Ok(())
+        ]
+    }
+
+    fn check(&self) -> Result<(), Inconsistent> {
+        let broken = self.rules().into_iter().find(|rule| rule.left > rule.right);
+        broken.map_or(Ok(()), |rule| Err(Inconsistent(rule)))
     }
 }
 
@@ -170,7 +173,7 @@ mod tests {
     fn check(budget_ms: u64, step_ms: u64, broken: Option<&str>) {
         let derived =
             Timeouts::derive(Duration::from_millis(budget_ms), Duration::from_millis(step_ms));
-        assert_eq!(derived.as_ref().err().map(|error| error.rule), broken, "{derived:?}");
+        assert_eq!(derived.as_ref().err().map(|error| error.0.rule), broken, "{derived:?}");
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub(crate) fn ask(folder: &Path, what: &Request) -> Result<Response, AdminError>
 }
 
 /// Asks any agent of the job in a dump folder.
-fn ask_any(dump: &Path, what: &Request) -> Result<Response, String> {
+pub(super) fn ask_any(dump: &Path, what: &Request) -> Result<Response, String> {
     let nodes = node_folders(dump);
     if nodes.is_empty() {
         return Err(format!(
@@ -134,6 +134,8 @@ fn table(status: &Status, agents: &[Status]) -> String {
         job.plan.as_ref().map_or(0, |plan| plan.members.len()),
         job.checkpoints.keys().map(ToString::to_string).collect::<Vec<_>>().join(" "),
     );
+    let automatic = if job.reforming.automatic { "on" } else { "off" };
+    text += &format!("automatic re-forming {automatic}: {}\n", job.reforming.why);
     if let Some(waiting) = &status.waiting {
         text += &format!("{waiting}\n");
     }
@@ -147,6 +149,7 @@ fn table(status: &Status, agents: &[Status]) -> String {
             Standing::Active => "active".to_owned(),
             Standing::Leaving => "leaving".to_owned(),
             Standing::Gone(_) => "gone".to_owned(),
+            Standing::Refused(_) => "refused".to_owned(),
         };
         let workers = agent.map_or_else(String::new, |agent| {
             let worker = |w: &actors::agent::WorkerStatus| {
@@ -193,16 +196,19 @@ pub(super) fn events(args: &EventsArgs) -> Exit {
 /// The committed events of the job: any node's record has them all from its
 /// start on; together they are complete.
 fn records(dump: &Path) -> Vec<String> {
-    let mut lines: BTreeMap<(u64, u64), String> = BTreeMap::new();
+    let mut lines: BTreeMap<(u64, u64, u64), String> = BTreeMap::new();
     for folder in node_folders(dump) {
         let Ok(text) = fs::read_to_string(folder.join("events.jsonl")) else { continue };
-        let mut within = (0, 0);
+        let mut within = (0, 0, 0);
         for line in text.lines() {
             let Ok(value) = serde_json::from_str::<serde_json::Value>(line) else { continue };
             let Some(index) = value.get("index").and_then(serde_json::Value::as_u64) else {
                 continue;
             };
-            within = if within.0 == index { (index, within.1 + 1) } else { (index, 0) };
+            // An index counts within the log of its era.
+            let log = value.get("log").and_then(serde_json::Value::as_u64).unwrap_or(0);
+            let again = (within.0, within.1) == (log, index);
+            within = (log, index, if again { within.2 + 1 } else { 0 });
             lines.entry(within).or_insert_with(|| line.to_owned());
         }
     }
@@ -256,7 +262,7 @@ fn tell(dump: &Path, what: &Request) -> Exit {
             Exit::Finished
         }
         Ok(Response::Refused(why)) => fail(Exit::Failed, &why),
-        Ok(Response::Status(_)) => fail(Exit::Failed, &"the agent answered with something else"),
+        Ok(_) => fail(Exit::Failed, &"the agent answered with something else"),
         Err(why) => fail(Exit::NoJob, &why),
     }
 }

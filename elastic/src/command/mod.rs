@@ -7,6 +7,7 @@ mod data;
 mod job;
 mod print;
 mod run;
+mod token;
 pub mod worker;
 
 use std::ffi::OsString;
@@ -50,6 +51,7 @@ pub fn dispatch(cli: Cli) -> Exit {
         Command::Events(args) => job::events(&args),
         Command::Drain(args) => job::drain(&args),
         Command::Stop(args) => job::stop(&args),
+        Command::Token(command) => token::run(&command),
         Command::Ckpt(command) => checkpoint::run(command),
         Command::Data(DataCommand::Prepare(args)) => data::prepare(&args),
         Command::Generate(args) => worker::exec(&["generate"], &args.arguments),

@@ -3,6 +3,8 @@
 
 use std::fmt::Write as _;
 
+use job::timeouts::Rule;
+
 use super::error::Origin;
 use super::resolve::Resolved;
 use super::schema::{Config, KEYS, Key, SECTIONS, one_line};
@@ -28,9 +30,16 @@ impl Resolved {
         }
         text.push_str("\n# Time limits that follow from elastic.failure_budget_ms and elastic.step_timeout_s:\n");
         match self.config.timeouts() {
-            Ok(timeouts) => timeouts.table().iter().for_each(|(name, limit, why)| {
-                let _ = writeln!(text, "# {name:<14} {:>8} ms  {why}", limit.as_millis());
-            }),
+            Ok(timeouts) => {
+                timeouts.table().iter().for_each(|(name, limit, why)| {
+                    let _ = writeln!(text, "# {name:<14} {:>8} ms  {why}", limit.as_millis());
+                });
+                text.push_str("# They keep:\n");
+                for Rule { rule, left, right, .. } in timeouts.rules() {
+                    let (left, right) = (left.as_millis(), right.as_millis());
+                    let _ = writeln!(text, "# {rule:<34}  {left} ≤ {right} ms");
+                }
+            }
             Err(inconsistent) => {
                 let _ = writeln!(text, "# none: {inconsistent}");
             }

@@ -212,6 +212,9 @@ schema! {
         nproc_per_node: u32 = 1, Integers(1, 1024), Node;
         /// Failures without a committed step between them after which the job gives up.
         max_failures: u32 = 10, Integers(1, 1 << 20), Job;
+        /// Nodes that leave, preempted or drained, without a committed step between them
+        /// after which the job gives up; counted apart from failures.
+        max_preemptions: u32 = 1000, Integers(1, 1 << 20), Job;
         /// Time from a silent node to its replacement in ms; every other limit
         /// of the control group derives from it.
         failure_budget_ms: u64 = 1200, Integers(1, 3_600_000), Job;

@@ -171,6 +171,7 @@ impl Group<'_> {
             ("--max-nodes", args.max_nodes.or(max)),
             ("--nproc-per-node", args.nproc_per_node),
             ("--max-failures", args.max_failures),
+            ("--max-preemptions", args.max_preemptions),
         ];
         for (flag, value) in flags {
             if let Some(value) = value {

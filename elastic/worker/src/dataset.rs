@@ -5,12 +5,14 @@ use std::path::Path;
 use elastic::config::Config;
 use engine::data::TokenFile;
 use job::tokens::{TRAIN_FILE, VALIDATION_FILE};
+use sha2::{Digest as _, Sha256};
 
-/// Checks the token files that a configuration needs.
+/// Checks the token files that a configuration needs. Returns the digest of the files
+/// in use: their headers hold those of the tokens.
 ///
 /// # Errors
 /// One line that names the folder or file and what to do.
-pub(crate) fn check(config: &Config) -> Result<(), String> {
+pub(crate) fn check(config: &Config) -> Result<[u8; 32], String> {
     let folder = Path::new(&config.training.dataset_path);
     if !folder.join(TRAIN_FILE).exists() {
         return Err(format!(
@@ -23,6 +25,7 @@ pub(crate) fn check(config: &Config) -> Result<(), String> {
     if config.validation.enable {
         files.push(VALIDATION_FILE);
     }
+    let mut digest = Sha256::new();
     for name in files {
         let path = folder.join(name);
         let file = TokenFile::open(&path).map_err(|error| error.to_string())?;
@@ -30,8 +33,9 @@ pub(crate) fn check(config: &Config) -> Result<(), String> {
         if bytes <= VERIFIED_BYTES {
             file.verify().map_err(|error| error.to_string())?;
         }
+        digest.update(file.header().encode());
     }
-    Ok(())
+    Ok(digest.finalize().into())
 }
 
 /// Larger token files are checked by length alone: reading them through would

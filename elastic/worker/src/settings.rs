@@ -11,6 +11,7 @@ use engine::{
     },
     model::registry,
 };
+use job::report::Digests;
 
 /// The engine's configuration. `micro_batches` is the frozen global batch.
 ///
@@ -65,10 +66,11 @@ pub fn engine_config(config: &Config, micro_batches: u32) -> Result<EngineConfig
 }
 
 /// How the worker paces itself.
-pub(crate) fn pace(config: &Config) -> Result<Settings, String> {
+pub(crate) fn pace(config: &Config, digests: Digests) -> Result<Settings, String> {
     let timeouts = config.timeouts().map_err(|error| error.to_string())?;
     let validation = &config.validation;
     Ok(Settings {
+        digests,
         checkpoint_interval: config.checkpoint.interval,
         checkpoint_async: config.checkpoint.async_mode == schema::AsyncMode::Async,
         validation_freq: if validation.enable { validation.freq } else { 0 },

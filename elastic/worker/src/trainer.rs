@@ -11,7 +11,7 @@ use engine::Engine;
 use job::{
     Step, Token,
     plan::{Shard, Source},
-    report::FinalReport,
+    report::{Digests, FinalReport},
     shares::Shares,
 };
 use transport::collective::Communicator;
@@ -39,8 +39,9 @@ pub(crate) struct EngineTrainer {
 pub(crate) fn build(start: &Start) -> Result<(EngineTrainer, Settings), String> {
     let config: Config = serde_json::from_str(&start.config)
         .map_err(|error| format!("the job's configuration does not fit this worker: {error}"))?;
-    let settings = pace(&config)?;
-    dataset::check(&config)?;
+    let dataset = dataset::check(&config)?;
+    let arithmetic = engine::arithmetic_digest().map_err(|error| error.to_string())?;
+    let settings = pace(&config, Digests { dataset, arithmetic })?;
     let folder = start.dump_folder.join("nodes").join(start.node.as_str()).join("ledger");
     std::fs::create_dir_all(&folder)
         .map_err(|error| format!("cannot create {}: {error}", folder.display()))?;

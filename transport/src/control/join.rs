@@ -47,8 +47,8 @@ const WELCOME_LIMIT: Duration = Duration::from_secs(60);
 /// What lets newcomers in.
 #[derive(Clone)]
 pub struct JoinGate {
-    /// What they have to know.
-    pub token: JoinToken,
+    /// What they have to know: one of these.
+    pub tokens: Vec<JoinToken>,
     /// What signs their certificates.
     pub authority: Arc<Authority>,
     /// Who decides about each of them. A full queue reads as "busy".
@@ -324,7 +324,7 @@ pub(super) async fn answer(inner: &Inner, connection: &Connection) {
     let limit = inner.options.handshake;
     let asked = timeout(limit, receive(inner.protocol, connection, &gate, addr)).await;
     let asked = asked.unwrap_or_else(|_| Err((Code::Refused, "no request in time".into())));
-    let (mut send, exporter, csr, request) = match asked {
+    let (mut send, exporter, csr, request, token) = match asked {
         Ok(asked) => asked,
         Err((code, reason)) => {
             if code == Code::Token {
@@ -345,7 +345,7 @@ pub(super) async fn answer(inner: &Inner, connection: &Connection) {
     };
     let body = codec::encode(&answer);
     let mut frame = ((PROOF + body.len()) as u32).to_le_bytes().to_vec();
-    frame.extend(gate.token.proof(ACCEPT, &exporter, &body));
+    frame.extend(token.proof(ACCEPT, &exporter, &body));
     frame.extend(body);
     let deliver = async {
         send.write_all(&frame).await?;
@@ -360,7 +360,7 @@ pub(super) async fn answer(inner: &Inner, connection: &Connection) {
     }
 }
 
-type Asked = (SendStream, [u8; 32], Vec<u8>, JoinRequest);
+type Asked = (SendStream, [u8; 32], Vec<u8>, JoinRequest, JoinToken);
 
 async fn receive(
     protocol: u16,
@@ -390,12 +390,13 @@ async fn receive(
     read(&mut receive, &mut rest).await.map_err(fault)?;
     let (proof, body) = rest.split_at(PROOF);
     let exporter = exporter(connection).map_err(refuse)?;
-    if !gate.token.proves(proof, JOIN, &exporter, body) {
-        return Err((Code::Token, "the join token is wrong".into()));
-    }
+    let knows = |token: &&JoinToken| token.proves(proof, JOIN, &exporter, body);
+    let Some(token) = gate.tokens.iter().find(knows) else {
+        return Err((Code::Token, "the join token is wrong or has expired".into()));
+    };
     let Request { csr, opaque } = codec::decode(body).map_err(|error| refuse(error.to_string()))?;
     let (node, store) = Authority::requester(&csr).map_err(|error| refuse(error.to_string()))?;
-    Ok((send, exporter, csr, JoinRequest { node, store, addr, opaque }))
+    Ok((send, exporter, csr, JoinRequest { node, store, addr, opaque }, token.clone()))
 }
 
 /// Asks the agent, then signs. `Err` is for "not now", `Ok(Err)` for "never".

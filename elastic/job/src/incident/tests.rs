@@ -23,6 +23,8 @@ fn job() -> JobState {
         total_steps: Step(100),
         sharding: Sharding::Replicated,
         max_failures: 5,
+        max_preemptions: 1_000,
+        exact: true,
         checkpoints: true,
         keep_latest_k: 0,
         authority: String::new(),

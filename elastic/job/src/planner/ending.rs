@@ -17,6 +17,13 @@ pub(super) fn decide(state: &JobState, view: &View) -> Vec<Command> {
         );
         return vec![Command::Fail { why, final_: true, at }];
     }
+    if state.preemptions_in_a_row > state.spec.max_preemptions {
+        let why = format!(
+            "{} nodes left without a committed step between them (elastic.max_preemptions = {})",
+            state.preemptions_in_a_row, state.spec.max_preemptions
+        );
+        return vec![Command::Fail { why, final_: true, at }];
+    }
     if let Some(why) = fatal(state, view) {
         return vec![Command::Fail { why, final_: true, at }];
     }

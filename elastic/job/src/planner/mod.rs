@@ -3,7 +3,8 @@
 //! until the state reflects them, so a new leader needs no memory of the old.
 //!
 //! [`decide`] asks in this order, each question with the answers so far taken as
-//! facts: who is gone and who has come (`membership`), is the job over (`ending`),
+//! facts: who is gone and who has come (`membership`), who does not fit
+//! (`agreement`), may the group be formed again (`reforming`), is the job over (`ending`),
 //! does a new generation have to begin (`planning`, with the best mesh from
 //! `mesh`), where does a begun one go on from (`sealing`), is a checkpoint
 //! complete or superfluous (`checkpoints`).
@@ -25,11 +26,13 @@ use crate::{
     timeouts::Timeouts,
 };
 
+mod agreement;
 mod checkpoints;
 mod ending;
 mod membership;
 mod mesh;
 mod planning;
+mod reforming;
 mod sealing;
 #[cfg(test)]
 mod tests;
@@ -159,6 +162,10 @@ pub fn decide(state: &JobState, view: &View, limits: &Limits, entropy: [u8; 32])
     let arrivals = membership::arrivals(&next, view);
     decision.add(&mut next, arrivals.into());
     decision.effects.extend(checkpoints::discards(&next, view));
+    let strangers = agreement::decide(&next, view);
+    decision.add(&mut next, strangers.into());
+    let reforming = reforming::decide(&next, view);
+    decision.add(&mut next, reforming.into());
     let ends = ending::decide(&next, view);
     decision.add(&mut next, ends.into());
     if next.is_going() {

@@ -7,7 +7,7 @@ use crate::{
     command::Command,
     plan::{Member, Plan, Purpose, Stop, WorkerRef},
     planner::{
-        Decision, Limits, View,
+        Decision, Limits, View, agreement,
         mesh::{can_save, distinct_nodes, is_leaving, wanted, workers_of_plan},
     },
     report::{WorkerReport, WorkerState},
@@ -49,6 +49,11 @@ pub(super) fn decide(
         }
         Cause::Plan(cause) => cause,
     };
+    // Whom the others do not agree with is turned away before the first plan.
+    if let Some(digests) = agreement::common(state, view, &wanted) {
+        decision.commands.push(Command::RecordDigests { digests, at: view.clock });
+        return decision;
+    }
     let members = if enough { wanted } else { Vec::new() };
     let purpose = match state.phase {
         Phase::Stopping => Purpose::SaveAndStop,
@@ -221,7 +226,9 @@ fn why_lost(state: &JobState, view: &View, worker: &WorkerRef) -> String {
             format!("node {name} (its agent started again)")
         }
         Some(node) => match (&node.standing, view.worker(state, worker)) {
-            (Standing::Gone(cause), _) => format!("node {name} ({cause})"),
+            (Standing::Gone(cause) | Standing::Refused(cause), _) => {
+                format!("node {name} ({cause})")
+            }
             (
                 _,
                 Some(WorkerReport {

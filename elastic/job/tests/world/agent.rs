@@ -6,7 +6,7 @@ use job::{
     NodeId, StoreId, WorkerId,
     plan::WorkerRef,
     report::{NodeReport, WorkerReport, WorkerState},
-    state::{JobState, Standing},
+    state::JobState,
 };
 
 use crate::{
@@ -156,7 +156,7 @@ impl Sim {
         match seen.nodes.get(&node.name) {
             Some(me) if me.boot == agent.boot => {
                 agent.admitted = true;
-                matches!(me.standing, Standing::Gone(_))
+                !me.is_live()
             }
             Some(_) => agent.admitted,
             None => false,
@@ -252,6 +252,7 @@ impl Sim {
             leaving: agent.leaving,
             stop_job: false,
             recorded: job::Step(0),
+            shared: None,
             dead_peers: dead.map(|(_, name, boot)| (name.clone(), *boot)).collect(),
             workers,
         };

@@ -12,7 +12,7 @@ use job::{
     plan::Timestamp,
     planner::{self, Effect, Heard, Limits, View},
     report::WorkerState,
-    state::{JobState, Standing},
+    state::JobState,
 };
 
 use crate::{
@@ -174,9 +174,7 @@ impl Sim {
     pub(crate) fn hear(&mut self, beat: Beat) {
         let (truth, now) = (self.truth(), self.now);
         let known = truth.nodes.get(&beat.report.node);
-        let fenced = known.is_some_and(|node| {
-            node.boot == beat.report.boot && matches!(node.standing, Standing::Gone(_))
-        });
+        let fenced = known.is_some_and(|node| node.boot == beat.report.boot && !node.is_live());
         let Some(leader) = self.leader.as_mut().filter(|leader| leader.node == beat.to) else {
             return;
         };

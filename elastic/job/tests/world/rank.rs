@@ -114,6 +114,7 @@ impl Worker {
             pid: self.id.worker.0 as u32,
             state: if self.ready { WorkerState::Ready } else { WorkerState::Starting },
             address: self.ready.then(|| address(self.node)),
+            digests: None,
             sealed: self.sealed.clone(),
             progress: self.progress,
             resumed: self.resumed,

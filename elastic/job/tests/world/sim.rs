@@ -90,6 +90,8 @@ impl Sim {
             total_steps: Step(random.range(40, 160)),
             sharding: if random.percent(30) { Sharding::Zero1 } else { Sharding::Replicated },
             max_failures: 1_000,
+            max_preemptions: 1_000,
+            exact: true,
             checkpoints: true,
             keep_latest_k: random.range(0, 3) as u32,
             authority: String::new(),

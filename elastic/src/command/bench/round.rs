@@ -173,6 +173,7 @@ fn send_kill(pid: u32) -> Result<(), String> {
         .map_err(|error| format!("cannot kill process {pid}: {error}"))
 }
 
+#[expect(clippy::disallowed_methods, reason = "events are recorded by the wall clock")]
 fn now() -> Micros {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)

@@ -19,7 +19,10 @@ pub(crate) use progress::{JOIN_LINE, timeline};
 use super::{fail, worker};
 use crate::{
     cli::RunArgs,
-    config::{Config, Resolved, schema::Scope},
+    config::{
+        Config, Resolved,
+        schema::{Reduction, Scope},
+    },
     exit::Exit,
     launch::{self, STANDALONE},
 };
@@ -120,6 +123,9 @@ async fn serve(args: &RunArgs, config: &Config, options: Options) -> Exit {
         Outcome::Fenced(why) => {
             fail(Exit::Fenced, &format!("node {node} was fenced: {why}; start it again to rejoin"))
         }
+        Outcome::Refused(why) => {
+            fail(Exit::DoNotRequeue, &format!("node {node} was refused by the job: {why}"))
+        }
         Outcome::Failed(why, final_) => {
             let exit = if *final_ { Exit::DoNotRequeue } else { Exit::Failed };
             match ended.speaks || alone {
@@ -180,9 +186,12 @@ fn options(args: &RunArgs, config: &Config) -> Result<Options, String> {
     };
     let advertise =
         args.advertise.as_deref().map(|text| address(text, "--advertise")).transpose()?;
-    let join: Vec<SocketAddr> =
-        args.join.iter().map(|text| address(text, "--join")).collect::<Result<_, _>>()?;
-    let founds = join.first().is_none_or(|first| is_this_node(*first, listen, advertise));
+    args.join.iter().try_for_each(|text| named(text, "--join"))?;
+    // A name that nobody knows yet is not this node's.
+    let founds = args.join.first().is_none_or(|first| {
+        let found = first.to_socket_addrs().into_iter().flatten();
+        found.into_iter().any(|first| is_this_node(first, listen, advertise))
+    });
     let worker = match &config.elastic.worker_bin {
         Some(path) => PathBuf::from(path),
         None => worker::beside().map_err(|error| format!("cannot find this program: {error}"))?,
@@ -200,7 +209,7 @@ fn options(args: &RunArgs, config: &Config) -> Result<Options, String> {
         checkpoint_folder: absolute(&config.checkpoint_folder())?,
         listen,
         advertise,
-        join,
+        join: args.join.clone(),
         token: args.token.clone(),
         founds,
         reforms: args.reform,
@@ -236,6 +245,8 @@ fn proposal(config: &Config) -> Result<Proposal, String> {
         total_steps: Step(config.training.steps),
         sharding: config.parallelism.sharding,
         max_failures: config.elastic.max_failures,
+        max_preemptions: config.elastic.max_preemptions,
+        exact: matches!(config.elastic.reduction, Reduction::Tree),
         checkpoints: config.checkpoint.enable,
         keep_latest_k: config.checkpoint.keep_latest_k,
     })
@@ -269,6 +280,15 @@ fn address(text: &str, flag: &str) -> Result<SocketAddr, String> {
         .to_socket_addrs()
         .map_err(|error| format!("{flag} {text}: {error}; it is HOST:PORT, such as host1:29400"))?;
     found.next().ok_or_else(|| format!("{flag} {text}: the name has no address"))
+}
+
+/// Whether a text is HOST:PORT; the name may come to be known later.
+fn named(text: &str, flag: &str) -> Result<(), String> {
+    let port = text.rsplit_once(':').filter(|(host, _)| !host.is_empty());
+    match port.map(|(_, port)| port.parse::<u16>()) {
+        Some(Ok(_)) => Ok(()),
+        _ => Err(format!("{flag} {text}: it is HOST:PORT, such as host1:29400")),
+    }
 }
 
 /// Whether an address in `--join` is this node's own: then it founds.

@@ -168,6 +168,14 @@ fn describe(event: &Event, state: &JobState) -> Option<String> {
             Some(format!("! checkpoint of step {step} quarantined: {why}"))
         }
         Event::NodeEvicted { node, cause, .. } => Some(format!("! node {node} evicted: {cause}")),
+        Event::NodeRefused { node, cause, .. } => Some(format!("! node {node} refused: {cause}")),
+        Event::NodeTolerated { node, cause, .. } => {
+            Some(format!("! node {node} computes other bits: {cause}"))
+        }
+        Event::ReformingSet(reforming) if !reforming.automatic => Some(format!(
+            "! re-forming after the loss of most nodes is not automatic: {}",
+            reforming.why
+        )),
         Event::JobStopping { .. } => Some("- the job saves and stops".into()),
         _ => None,
     }

@@ -71,6 +71,7 @@ fn summarize<'a>(
         Outcome::Left => ("left", None),
         Outcome::Interrupted => ("interrupted", None),
         Outcome::Fenced(why) => ("fenced", Some(why.as_str())),
+        Outcome::Refused(why) => ("refused", Some(why.as_str())),
         Outcome::Failed(why, _) => ("failed", Some(why.as_str())),
     };
     let state = ended.state.as_deref();

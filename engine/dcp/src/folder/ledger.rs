@@ -18,12 +18,28 @@ pub(crate) fn read(ledger: &Dir) -> Result<Vec<(u64, Record)>, Error> {
         if seq != expected {
             return Err(Error::Hole { path: ledger.path_of(&name_of(expected)) });
         }
-        let bytes = ledger.read(&name_of(seq), RECORD_LIMIT)?;
-        let record = serde_json::from_slice(&bytes)
-            .map_err(|source| Error::Record { path: ledger.path_of(&name_of(seq)), source })?;
-        records.push((seq, record));
+        records.push((seq, read_one(ledger, seq)?));
     }
     Ok(records)
+}
+
+/// The records from `first` on, up to the first number that is not there.
+pub(crate) fn read_from(ledger: &Dir, first: u64) -> Result<Vec<(u64, Record)>, Error> {
+    let mut records = Vec::new();
+    for seq in first.. {
+        if !ledger.exists(&name_of(seq))? {
+            break;
+        }
+        records.push((seq, read_one(ledger, seq)?));
+    }
+    Ok(records)
+}
+
+fn read_one(ledger: &Dir, seq: u64) -> Result<Record, Error> {
+    let name = name_of(seq);
+    let bytes = ledger.read(&name, RECORD_LIMIT)?;
+    serde_json::from_slice(&bytes)
+        .map_err(|source| Error::Record { path: ledger.path_of(&name), source })
 }
 
 /// Creates record `seq`, durably, unless it exists.

@@ -145,6 +145,15 @@ impl Folder {
         ledger::read(&self.ledger)
     }
 
+    /// The records from number `seq` on. Cheap while there is none: to be asked
+    /// often.
+    ///
+    /// # Errors
+    /// When a record is damaged.
+    pub fn records_since(&self, seq: u64) -> Result<Vec<(u64, Record)>, Error> {
+        ledger::read_from(&self.ledger, seq)
+    }
+
     /// Appends a record, durably, as number `expected_seq`.
     ///
     /// # Errors

@@ -28,6 +28,12 @@ pub enum Record {
         parent: Digest,
         /// The nodes that begin it.
         founders: Vec<String>,
+        /// Where the first of them lets the others in; empty when they are told.
+        #[serde(default)]
+        address: String,
+        /// Digest of the new era's certificate authority; empty without one.
+        #[serde(default)]
+        ca_pin: String,
     },
     /// The run reached its last step (ST-4).
     Finish {

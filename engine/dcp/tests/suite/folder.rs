@@ -61,7 +61,13 @@ fn records_come_back_and_each_number_is_given_once() {
     let more = [
         Record::Commit(commit),
         Record::Retire { step: 5 },
-        Record::Reform { era: 1, parent, founders: vec!["a".into(), "b".into()] },
+        Record::Reform {
+            era: 1,
+            parent,
+            founders: vec!["a".into(), "b".into()],
+            address: "a:1".into(),
+            ca_pin: String::new(),
+        },
         Record::Finish { step: 9 },
     ];
     more.iter().for_each(|record| append(&folder, record.clone()));

@@ -15,7 +15,7 @@ fn token(text: &str) -> JoinToken {
 fn gate(authority: &Arc<Authority>, welcome: usize) -> Node {
     let node = Node::start(authority, 1);
     let (asks, mut queue) = mpsc::channel(4);
-    let gate = JoinGate { token: token(SECRET), authority: Arc::clone(authority), asks };
+    let gate = JoinGate { tokens: vec![token(SECRET)], authority: Arc::clone(authority), asks };
     node.control.set_gate(Some(gate));
     tokio::spawn(async move {
         while let Some(ask) = queue.recv().await {
@@ -91,7 +91,7 @@ async fn a_rotated_token_opens_a_running_gate() {
     let (asks, mut queue) = mpsc::channel(1);
     let new = JoinToken::generate(Some(authority.fingerprint())).expect("a token");
     let authority = Arc::clone(&authority);
-    founder.control.set_gate(Some(JoinGate { token: new.clone(), authority, asks }));
+    founder.control.set_gate(Some(JoinGate { tokens: vec![new.clone()], authority, asks }));
     let old = join(founder.addr(), &token(SECRET), "").await;
     assert!(matches!(old, Err(JoinError::WrongToken { .. })));
     let decide = async {
@@ -139,7 +139,7 @@ async fn a_busy_agent_and_a_flood_are_told_to_wait() {
     let authority = authority();
     let founder = Node::start(&authority, 1);
     let (asks, queue) = mpsc::channel(1);
-    founder.control.set_gate(Some(JoinGate { token: token(SECRET), authority, asks }));
+    founder.control.set_gate(Some(JoinGate { tokens: vec![token(SECRET)], authority, asks }));
     drop(queue);
     let wrong = token("another secret of 26 chars");
     let (mut guesses, mut busy) = (0, 0);

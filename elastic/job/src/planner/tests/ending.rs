@@ -139,6 +139,26 @@ fn a_crash_loop_ends_the_job() {
 }
 
 #[test]
+fn preemptions_count_apart_from_failures_and_a_committed_step_forgives_them() {
+    let mut world = World::training(4, |spec| (spec.max_failures, spec.max_preemptions) = (1, 2));
+    for node in [4, 3] {
+        world.report(node).leaving = true;
+        world.act();
+    }
+    assert_eq!((world.state.failures_in_a_row, world.state.preemptions_in_a_row), (0, 2));
+    let mut stormy = World { state: world.state.clone(), view: world.view.clone() };
+    stormy.report(2).leaving = true;
+    stormy.follow();
+    let why = "3 nodes left without a committed step between them (elastic.max_preemptions = 2)";
+    assert_eq!(stormy.state.phase, Phase::Failed { why: why.into(), final_: true });
+    world.seal_members(|_| Position::Open(Step(10)));
+    world.follow();
+    world.step(11);
+    world.act();
+    assert_eq!(world.state.preemptions_in_a_row, 0);
+}
+
+#[test]
 fn a_committed_step_forgives_the_failures_before_it() {
     let mut world = World::training(2, |spec| spec.max_failures = 2);
     world.state.failures_in_a_row = 2;

@@ -15,9 +15,11 @@ use crate::{
     state::Phase,
 };
 
+mod agreement;
 mod ending;
 mod failures;
 mod growth;
+mod reforming;
 mod sealing;
 mod staleness;
 
@@ -61,6 +63,8 @@ impl World {
             total_steps: Step(LAST),
             sharding: Sharding::Replicated,
             max_failures: 5,
+            max_preemptions: 1_000,
+            exact: true,
             checkpoints: true,
             keep_latest_k: 2,
             authority: String::new(),
@@ -126,6 +130,7 @@ impl World {
             pid: 1000 + number as u32,
             state: WorkerState::Starting,
             address: Some(address),
+            digests: None,
             sealed: None,
             progress: None,
             resumed: None,
@@ -145,6 +150,7 @@ impl World {
             leaving: false,
             stop_job: false,
             recorded: Step(0),
+            shared: None,
             dead_peers: Vec::new(),
             workers: vec![worker],
         };
@@ -246,7 +252,7 @@ impl World {
         let before = self.state.generation();
         for command in decision.commands.clone() {
             assert!(!self.state.apply(command.clone()).is_empty(), "{command:?} does not fit");
-            if let Command::Evict { node, .. } = command {
+            if let Command::Evict { node, .. } | Command::Refuse { node, .. } = command {
                 self.view.evicted_at = self.view.now;
                 self.view.heard.remove(&node);
             }
@@ -304,6 +310,17 @@ fn line(command: &Command) -> String {
         Command::Admit { node, .. } => format!("admit {node}"),
         Command::Evict { node, cause, .. } => format!("evict {node}: {cause}"),
         Command::Leave { node, .. } => format!("leave {node}"),
+        Command::RecordDigests { digests, .. } => {
+            format!("record {} {}", digests.dataset[0], digests.arithmetic[0])
+        }
+        Command::Refuse { node, cause, .. } => format!("refuse {node}: {}", brief(cause)),
+        Command::Tolerate { node, cause, .. } => format!("tolerate {node}: {}", brief(cause)),
+        Command::ChangeTokens(_) => "tokens".into(),
+        Command::SetReforming(reforming) => format!(
+            "re-forming {}: {}",
+            if reforming.automatic { "on" } else { "off" },
+            reforming.why.split(':').next().unwrap_or_default()
+        ),
         Command::Plan(plan) => {
             let nodes: Vec<&str> = plan.members.iter().map(|m| m.worker.node.as_str()).collect();
             let stop = match plan.stop {
@@ -340,4 +357,13 @@ fn line(command: &Command) -> String {
         Command::Finish { report, .. } => format!("finish at {}", report.step),
         Command::Fail { why, .. } => format!("fail: {why}"),
     }
+}
+
+/// The cause of a refusal with its digests cut to their first byte.
+fn brief(cause: &str) -> String {
+    let cut = |word: &str| match word.trim_end_matches(',') {
+        digest if digest.len() == 64 => format!("{}..", &digest[..2]),
+        word => word.to_owned(),
+    };
+    cause.split(':').next().unwrap_or_default().split(' ').map(cut).collect::<Vec<_>>().join(" ")
 }
