@@ -7,13 +7,15 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 venv=${VENV:-.venv}
-wanted="torch==2.11.0 numpy safetensors"
+wanted="torch==2.11.0 numpy safetensors==0.8.0"
 
 complete() {
     "$venv/bin/python" - 2>/dev/null <<'PYTHON'
 from importlib.metadata import version
 import sys
-sys.exit(version("torch") != "2.11.0" or not (version("numpy") and version("safetensors")))
+sys.exit(
+    version("torch") != "2.11.0" or not version("numpy") or version("safetensors") != "0.8.0"
+)
 PYTHON
 }
 

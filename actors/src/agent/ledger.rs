@@ -223,6 +223,7 @@ mod tests {
             config_digest: "c".into(),
             seed: 1,
             ca_pin: String::new(),
+            config: serde_json::Value::Null,
         }
     }
 

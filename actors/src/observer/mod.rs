@@ -135,7 +135,7 @@ mod tests {
         let name = |name| NodeId::new(name).expect("a good name");
         let mut recorder = Recorder::open(folder.path(), name("n1")).expect("a writable folder");
         let (incarnation, at) = (Incarnation(2), Timestamp(3));
-        recorder.event(7, &Event::NodeLeaving { node: name("n2"), incarnation, at });
+        recorder.event(Era(0), 7, &Event::NodeLeaving { node: name("n2"), incarnation, at });
         let line = std::fs::read_to_string(folder.path().join("events.jsonl")).expect("a record");
         assert_eq!(line.matches("\"node\":").count(), 1, "{line}");
         let line: serde_json::Value = serde_json::from_str(&line).expect("JSON");

@@ -150,3 +150,36 @@ pub enum ExportDtype {
     Float16,
     Bfloat16,
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    #[track_caller]
+    fn parse(line: &str) -> CkptCommand {
+        let words = ["elastic", "ckpt"].into_iter().chain(line.split_whitespace());
+        match Cli::try_parse_from(words).map(|cli| cli.command) {
+            Ok(Command::Ckpt(command)) => command,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn spellings_of_pytorch_and_torchtitan_are_understood() {
+        assert!(matches!(parse("dcp_to_torch a b.pt"), CkptCommand::DcpToTorch { .. }));
+        assert!(matches!(parse("torch_to_dcp b.pt a"), CkptCommand::TorchToDcp { .. }));
+        let line = "convert_to_hf.py in out --hf_assets_path assets --model_name llama3 \
+                    --model_flavor 8B --export_dtype bfloat16";
+        let CkptCommand::ToHf(args) = parse(line) else { panic!("another command") };
+        assert_eq!(args.model.model_flavor.as_deref(), Some("8B"));
+        assert_eq!(args.export_dtype, Some(ExportDtype::Bfloat16));
+        let CkptCommand::FromHf(args) = parse("convert_from_hf in out --model_flavor debugmodel")
+        else {
+            panic!("another command")
+        };
+        assert_eq!(args.ranks, 1);
+    }
+}

@@ -55,7 +55,7 @@ mod tests {
     fn what_all_say_is_said_once_and_again_when_it_comes_again() {
         let voices = Voices::default();
         let start = Instant::now();
-        let news = |line, seconds| voices.is_news(line, start + Duration::from_secs(seconds));
+        let news = |line: &str, seconds| voices.is_news(line, start + Duration::from_secs(seconds));
         assert!(news("no", 0) && news("yes", 1));
         assert!(!news("no", 2) && !news("no", 9));
         assert!(news("no", 10), "it is said again after a while");

@@ -56,6 +56,7 @@ pub mod load;
 mod payload;
 pub mod pickle;
 pub mod region;
+pub mod staging;
 pub mod storage;
 pub mod titan;
 pub mod value;

@@ -10,6 +10,8 @@ use std::process::Command;
 use dcp::{Checkpoint, Dtype, Region, Segment, ShardWriter, Value, write_metadata};
 use serde_json::{Value as Json, json};
 
+#[path = "pytorch/converted.rs"]
+mod converted;
 #[path = "suite/support.rs"]
 #[allow(dead_code, reason = "shared with the other tests")]
 mod support;

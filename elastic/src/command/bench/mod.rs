@@ -6,8 +6,10 @@
 //! Steps on the smaller mesh share the machine with the start of what was
 //! killed, the first of them like the others.
 //!
-//! `elastic bench step` is the worker's: it needs the model.
+//! `elastic bench step` is the worker's: it needs the model. `elastic bench
+//! checkpoint` has a module of its own.
 
+mod checkpoint;
 mod figures;
 mod group;
 mod record;
@@ -25,6 +27,8 @@ use crate::{
 use figures::{Figures, quiet_steps};
 use group::Group;
 use round::{Kind, Sample};
+
+pub(super) use checkpoint::checkpoint;
 
 /// Small steps, no checkpoint within a run: only recovery shows.
 const CONFIG: &str = include_str!("recovery.toml");

@@ -131,7 +131,7 @@ fn job(registry: &mut Registry, status: &Status) {
     );
 
     let nodes = Family::<Labels, Gauge>::default();
-    for state in ["active", "leaving", "gone"] {
+    for state in ["active", "leaving", "refused", "gone"] {
         let of = |node: &&job::state::Node| standing(&node.standing) == state;
         let count = job.nodes.values().filter(of).count();
         nodes.get_or_create(&label("state", state)).set(i64::try_from(count).unwrap_or(i64::MAX));
@@ -161,6 +161,7 @@ fn standing(standing: &Standing) -> &'static str {
     match standing {
         Standing::Active => "active",
         Standing::Leaving => "leaving",
+        Standing::Refused(_) => "refused",
         Standing::Gone(_) => "gone",
     }
 }

@@ -327,6 +327,8 @@ mod tests {
             total_steps: Step(100),
             sharding: Sharding::Zero1,
             max_failures: 5,
+            max_preemptions: 5,
+            exact: true,
             checkpoints,
             keep_latest_k: 2,
             authority: String::new(),

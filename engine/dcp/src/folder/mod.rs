@@ -34,6 +34,7 @@ use uuid::Uuid;
 use crate::checkpoint::Checkpoint;
 use crate::digest::Digest;
 use crate::storage::Dir;
+use crate::writer::beside;
 
 pub use error::Error;
 pub use publish::Recovery;
@@ -75,7 +76,7 @@ impl Folder {
     /// # Errors
     /// [`Error::NotWritable`], before anyone trains for an hour.
     pub fn open(root: &Path) -> Result<Self, Error> {
-        Self::found(Dir::at(root)?)
+        Self::found(beside(root)?)
     }
 
     /// Opens a folder anywhere, and creates it when it is not there.
@@ -95,7 +96,14 @@ impl Folder {
             }
             other => other.into(),
         })?;
+        // The ledger's name, and the folder's own.
         folder.root.sync()?;
+        match folder.root.parent().map_or(Ok(()), |above| above.sync()) {
+            // A folder above that this user may not open was made by someone else.
+            Err(crate::Error::Io { source, .. })
+                if source.kind() == io::ErrorKind::PermissionDenied => {}
+            synced => synced?,
+        }
         Ok(folder)
     }
 

@@ -12,7 +12,7 @@ use crate::index::{self, Chunk, Form, Index, METADATA, Place, TensorEntry, check
 use crate::region::Region;
 use crate::storage::Dir;
 
-use super::{Entry, Kind, ShardIndex, check_path, check_region, conflict, dir_of, sync};
+use super::{Entry, Kind, ShardIndex, beside, check_path, check_region, conflict, sync};
 
 /// Merges what the ranks wrote into `.metadata`, durably: afterwards PyTorch
 /// takes `stage` for a checkpoint. `B3SUMS` lists the digests of all files.
@@ -22,7 +22,7 @@ use super::{Entry, Kind, ShardIndex, check_path, check_region, conflict, dir_of,
 /// When shards overlap, leave holes, contradict each other, or their files are
 /// not in `stage` in full; or the disk refuses.
 pub fn write_metadata(stage: &Path, shards: &[ShardIndex]) -> Result<FileDigest, Error> {
-    write_index(&dir_of(stage)?, shards)
+    write_index(&beside(stage)?, shards)
 }
 
 /// [`write_metadata`] for a directory anywhere.

@@ -30,7 +30,7 @@ use crate::zip::write::Frame;
 
 pub use assign::{Offer, assign};
 pub use merge::{write_index, write_metadata};
-pub use parallel::{Content, Item, save};
+pub use parallel::{Content, Item, save, save_watched};
 
 /// Checksummed, digested and written at once, so that the bytes stay in the
 /// cache between the three.
@@ -95,7 +95,7 @@ impl ShardWriter {
     /// # Errors
     /// When the file exists: a stage is never used twice (LG-2).
     pub fn create(stage: &Path, rank: u32) -> Result<Self, Error> {
-        Self::create_in(&dir_of(stage)?, rank, 0)
+        Self::create_in(&beside(stage)?, rank, 0)
     }
 
     /// Starts file `part` of a rank in a stage directory.
@@ -281,7 +281,7 @@ impl Stream<'_> {
 
 /// The directory of a path or URL, known together with the one above it, whose
 /// names include its own.
-fn dir_of(path: &Path) -> Result<Dir, Error> {
+pub(crate) fn beside(path: &Path) -> Result<Dir, Error> {
     let remote = path.to_string_lossy().contains("://");
     match (path.parent(), path.file_name().and_then(|name| name.to_str())) {
         (Some(parent), Some(name)) if !remote => {

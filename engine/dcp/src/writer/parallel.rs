@@ -55,10 +55,25 @@ pub fn save(
     items: &[Item<'_>],
     threads: usize,
 ) -> Result<Vec<ShardIndex>, Error> {
+    save_watched(stage, rank, items, threads, &|_| ())
+}
+
+/// [`save`], which tells the bytes of elements that each of its threads wrote.
+///
+/// # Errors
+/// The same.
+pub fn save_watched(
+    stage: &Dir,
+    rank: u32,
+    items: &[Item<'_>],
+    threads: usize,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<Vec<ShardIndex>, Error> {
     let buckets = cut(items, threads.max(1));
     stage.make()?;
     let written = std::thread::scope(|scope| {
-        let write = |(part, bucket): (usize, Vec<Item<'_>>)| write(stage, rank, part, &bucket);
+        let write =
+            |(part, bucket): (usize, Vec<Item<'_>>)| write(stage, rank, part, &bucket, progress);
         let mut buckets = buckets.into_iter().enumerate();
         let first = buckets.next();
         let others: Vec<_> = buckets.map(|bucket| scope.spawn(move || write(bucket))).collect();
@@ -72,12 +87,19 @@ pub fn save(
     Ok(written)
 }
 
-fn write(stage: &Dir, rank: u32, part: usize, items: &[Item<'_>]) -> Result<ShardIndex, Error> {
+fn write(
+    stage: &Dir,
+    rank: u32,
+    part: usize,
+    items: &[Item<'_>],
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<ShardIndex, Error> {
     let mut writer = ShardWriter::create_in(stage, rank, part as u32)?;
     for Item { fqn, path, content } in items {
         match content {
             Content::Tensor { dtype, shape, region, bytes } => {
                 writer.tensor(fqn, path, *dtype, shape, region, bytes)?;
+                progress(bytes.len() as u64);
             }
             Content::Object(value) => writer.object(fqn, path, value)?,
         }

@@ -5,12 +5,15 @@
 
 mod crash;
 mod damage;
+mod faulty;
 mod folder;
 mod golden;
 mod hostile;
 mod load;
 mod merge;
+mod power;
 mod reshard;
 mod scale;
+mod staging;
 mod storage;
 mod support;
