@@ -147,6 +147,11 @@ pub struct RunArgs {
     #[arg(long, value_name = "HOST:PORT", help_heading = "Network")]
     pub advertise: Option<String>,
 
+    /// Where the first worker accepts tensor connections, the others on the ports
+    /// after it; any free one if not given.
+    #[arg(long, value_name = "PORT", conflicts_with = "standalone", help_heading = "Network")]
+    pub tensor_port: Option<u16>,
+
     /// Name of this node, stable over restarts; the host name if not given.
     #[arg(
         long,

@@ -50,6 +50,8 @@ pub struct Options {
     pub listen: SocketAddr,
     /// What other nodes are told instead, when they reach it otherwise.
     pub advertise: Option<SocketAddr>,
+    /// Port of the first worker's tensor connections, the others follow; 0 is any.
+    pub tensor_port: u16,
     /// Nodes to join, HOST:PORT each; empty to found. Names are looked up at each
     /// try: machines come and go.
     pub join: Vec<String>,

@@ -16,7 +16,7 @@ use job::{
 };
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::sync::{Mutex, mpsc, oneshot};
-use transport::control::{Control, Lane, LinkEvent, Peer};
+use transport::control::{Control, Lane, LinkEvent, Peer, TurnedAway};
 
 use super::{
     Ended, Error, Notice, Options, Outcome, Wish, admin,
@@ -72,6 +72,8 @@ pub(super) struct State {
     pub(super) lease_until: u64,
     pub(super) checkpoints: Arc<dcp::Folder>,
     pub(super) recorder: Recorder,
+    /// Who had been turned away when that was last recorded, and when that was.
+    turned: (TurnedAway, Duration),
     pub(super) notices: mpsc::Sender<Notice>,
     pub(super) witness: Witness,
     pub(super) waiting: Option<String>,
@@ -132,6 +134,7 @@ pub(super) async fn serve(
         lease_until: 0,
         checkpoints,
         recorder,
+        turned: (TurnedAway::default(), Duration::ZERO),
         notices,
         witness: Witness::new(clock::now()),
         waiting: None,
@@ -391,6 +394,18 @@ impl State {
         self.beat(myself);
         self.decide(myself);
         self.group_membership(myself);
+        self.record_turned_away();
+    }
+
+    /// At most once a second: a flood of strangers must not become one of records.
+    fn record_turned_away(&mut self) {
+        let (known, since) = self.turned;
+        let now = clock::now();
+        let turned = self.control.turned_away();
+        if turned != known && now.saturating_sub(since) >= Duration::from_secs(1) {
+            self.turned = (turned, now);
+            self.recorder.turned_away("control", &turned.kinds());
+        }
     }
 
     pub(super) fn reconcile(&mut self, myself: &ActorRef<Message>) {

@@ -253,7 +253,10 @@ impl Worker {
             }
             FromWorker::Finished(report) => self.report.finished = Some(report),
             FromWorker::Fatal(why) => self.report.state = WorkerState::Fatal(why),
-            FromWorker::Beat | FromWorker::Restored(_) | FromWorker::Validated { .. } => {
+            FromWorker::Beat
+            | FromWorker::TurnedAway { .. }
+            | FromWorker::Restored(_)
+            | FromWorker::Validated { .. } => {
                 return Urgency::Routine;
             }
         }

@@ -1,11 +1,13 @@
 //! This node's workers: started when their slots are vacant, heard, and ended
 //! when they fall silent.
 
+use std::net::SocketAddr;
+
 use job::{
     WorkerId,
     message::{FromWorker, ToWorker},
     plan::WorkerRef,
-    report::SaveFailed,
+    report::{SaveFailed, WorkerState},
     spec::JobSpec,
     state::Node,
 };
@@ -20,10 +22,24 @@ use super::{
 };
 use crate::clock;
 
+/// How the system's loader ends a program whose libraries it does not find.
+const NOT_STARTED: &str = "exit code 127";
+
 impl State {
     pub(super) fn worker(&mut self, myself: &ActorRef<Message>, id: WorkerId, heard: Heard) {
         let message = match heard {
             Heard::Exited(why) => {
+                if why == NOT_STARTED
+                    && let Some(worker) = self.slots.worker(id)
+                    && worker.report.state == WorkerState::Starting
+                {
+                    let slot = worker.report.slot;
+                    let why = self.not_started(slot);
+                    self.notice(Notice::Warning(format!("worker cannot run: {why}")));
+                    if let Some(worker) = self.slots.worker(id) {
+                        worker.report.state = WorkerState::Fatal(why);
+                    }
+                }
                 if let Some(report) = self.slots.exited(id, why) {
                     tracing::info!(pid = report.pid, state = ?report.state, "worker ended");
                 }
@@ -51,6 +67,15 @@ impl State {
                     let state = self.shared_state();
                     self.notice(Notice::Stepped { progress: *progress, state });
                 }
+            }
+            FromWorker::TurnedAway { strangers, stale, late, crowded } => {
+                let counts = [
+                    ("strangers", *strangers),
+                    ("stale", *stale),
+                    ("late", *late),
+                    ("crowded", *crowded),
+                ];
+                self.recorder.turned_away("tensors", &counts);
             }
             FromWorker::Validated { step, loss } => {
                 self.notice(Notice::Validated { step: *step, loss: *loss });
@@ -83,6 +108,20 @@ impl State {
         }
     }
 
+    /// What the system's loader said about a program that it did not start: the
+    /// last line of the worker's log. Another try would meet the same.
+    fn not_started(&self, slot: u32) -> String {
+        let text = std::fs::read(self.worker_log(slot)).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let line = text.lines().next_back().unwrap_or("its log is empty");
+        format!("{line}; LIBTORCH at build time, or LD_LIBRARY_PATH now, names libtorch's folder")
+    }
+
+    fn worker_log(&self, slot: u32) -> std::path::PathBuf {
+        let nodes = self.options.dump_folder.join("nodes");
+        nodes.join(self.options.node.as_str()).join(format!("worker-{slot}.log"))
+    }
+
     pub(super) fn rank_of(&self, worker: WorkerId) -> Option<u32> {
         let name = self.worker_ref(worker)?;
         let plan = self.job().plan.as_ref()?;
@@ -105,7 +144,7 @@ impl State {
         let now = clock::now();
         for worker in self.slots.workers() {
             if now.saturating_sub(worker.heard) > limit
-                && worker.report.state != job::report::WorkerState::Starting
+                && worker.report.state != WorkerState::Starting
             {
                 tracing::warn!(pid = worker.report.pid, "worker is silent: it is killed");
                 worker.handle.kill();
@@ -124,11 +163,10 @@ impl State {
             if let Some(slot) = self.slots.slots.get_mut(&number) {
                 slot.spawning = true;
             }
-            let log = self.options.dump_folder.join("nodes").join(self.options.node.as_str());
             let program = Program {
                 path: self.options.worker.clone(),
                 environment: self.options.worker_environment.clone(),
-                log: log.join(format!("worker-{number}.log")),
+                log: self.worker_log(number),
             };
             let (agent, supervisor) = (myself.clone(), myself.get_cell());
             tokio::spawn(async move {
@@ -137,6 +175,20 @@ impl State {
                 let _ = agent.send_message(Message::Spawned(number, worker, started));
             });
         }
+    }
+
+    /// Where the worker of a slot accepts tensor connections. An address that only
+    /// others use cannot be bound.
+    fn tensors(&self, slot: u32) -> SocketAddr {
+        let ip = match self.options.advertise {
+            Some(_) => self.options.listen.ip(),
+            None => self.address.ip(),
+        };
+        let port = match self.options.tensor_port {
+            0 => 0,
+            first => first.saturating_add(u16::try_from(slot).unwrap_or(u16::MAX)),
+        };
+        SocketAddr::new(ip, port)
     }
 
     pub(super) fn spawned(
@@ -164,7 +216,8 @@ impl State {
                     slot,
                     dump_folder: path(&self.options.dump_folder),
                     checkpoint_folder: path(&self.options.checkpoint_folder),
-                    bind: self.address.ip(),
+                    bind: self.tensors(slot),
+                    advertise: self.address.ip(),
                 });
                 self.slots.started(slot, worker, handle);
             }

@@ -5,6 +5,7 @@
 mod place;
 
 use std::{
+    collections::BTreeMap,
     fs::{File, OpenOptions},
     io::{self, Write},
     path::Path,
@@ -49,6 +50,18 @@ struct StepLine<'a> {
     tokens_per_s: f64,
 }
 
+#[derive(Serialize)]
+struct TurnedAwayLine<'a> {
+    seen: u64,
+    node: &'a NodeId,
+    kind: &'static str,
+    port: &'static str,
+    #[serde(flatten)]
+    counts: BTreeMap<&'static str, u64>,
+}
+
+const TURNED_AWAY: &str = "turned_away";
+
 impl Recorder {
     /// Opens or continues the files `events.jsonl` and `metrics.jsonl`.
     ///
@@ -73,6 +86,15 @@ impl Recorder {
     pub fn event(&mut self, era: Era, index: u64, event: &Event) {
         let (log, seen_by) = (era.0, &self.node);
         let line = EventLine { log, index, seen: clock::timestamp().0, seen_by, event };
+        write(&mut self.events, &line);
+    }
+
+    /// Records who was turned away at one of this node's ports so far, by reason
+    /// (SEC-1). It is this node's own observation and no fact of the group.
+    pub fn turned_away(&mut self, port: &'static str, counts: &[(&'static str, u64)]) {
+        let counts = counts.iter().copied().collect();
+        let seen = clock::timestamp().0;
+        let line = TurnedAwayLine { seen, node: &self.node, kind: TURNED_AWAY, port, counts };
         write(&mut self.events, &line);
     }
 

@@ -3,6 +3,7 @@
 
 use std::{
     io,
+    net::SocketAddr,
     sync::{Arc, mpsc as blocking},
     time::{Duration, Instant},
 };
@@ -28,6 +29,8 @@ use crate::observer::Place;
 pub(super) struct DeviceThread {
     pub(super) start: Start,
     pub(super) listener: Listener,
+    /// Where the other workers reach it.
+    pub(super) address: SocketAddr,
     pub(super) inbox: blocking::Receiver<Order>,
     pub(super) watch: Arc<Watch>,
     pub(super) lease: Lease,
@@ -67,7 +70,7 @@ impl DeviceThread {
                 return;
             }
         };
-        let (address, digests) = (self.listener.local_addr(), settings.digests);
+        let (address, digests) = (self.address, settings.digests);
         self.tell(FromWorker::Ready { address, digests });
         let mut device = Device {
             thread: self,

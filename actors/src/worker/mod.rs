@@ -13,6 +13,7 @@ mod steps;
 mod trainer;
 
 use std::{
+    net::{IpAddr, SocketAddr},
     os::{
         fd::{BorrowedFd, FromRawFd, OwnedFd},
         unix::net::UnixStream,
@@ -134,8 +135,15 @@ fn borrowed(fd: i32) -> BorrowedFd<'static> {
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
+/// Where a worker accepts tensor connections, and where others reach it.
+#[derive(Clone, Copy, Debug)]
+struct Tensors {
+    bind: SocketAddr,
+    advertise: IpAddr,
+}
+
 /// The first message as a value.
-fn start_of(message: ToWorker) -> Option<(Start, std::net::IpAddr)> {
+fn start_of(message: ToWorker) -> Option<(Start, Tensors)> {
     match message {
         ToWorker::Start {
             spec,
@@ -146,10 +154,14 @@ fn start_of(message: ToWorker) -> Option<(Start, std::net::IpAddr)> {
             dump_folder,
             checkpoint_folder,
             bind,
+            advertise,
         } => {
             let (dump_folder, checkpoint_folder) = (dump_folder.into(), checkpoint_folder.into());
             let spec = *spec;
-            Some((Start { spec, config, node, worker, slot, dump_folder, checkpoint_folder }, bind))
+            Some((
+                Start { spec, config, node, worker, slot, dump_folder, checkpoint_folder },
+                Tensors { bind, advertise },
+            ))
         }
         _ => None,
     }

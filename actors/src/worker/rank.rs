@@ -16,7 +16,7 @@ use job::{
 };
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::sync::{mpsc, oneshot};
-use transport::collective::{AbortHandle, Listener};
+use transport::collective::{AbortHandle, Listener, ListenerStats, ListenerWatch};
 
 use super::{
     Factory, checkpoint_writer::CheckpointWriter, device_thread::DeviceThread, lease::Lease,
@@ -130,7 +130,7 @@ pub(super) async fn serve(stream: UnixStream, factory: impl Factory) -> ExitCode
             return ExitCode::FAILURE;
         }
     };
-    let Some((start, bind)) = start_of(first) else {
+    let Some((start, tensors)) = start_of(first) else {
         tracing::error!("the agent's first message is not a start");
         return ExitCode::FAILURE;
     };
@@ -143,11 +143,10 @@ pub(super) async fn serve(stream: UnixStream, factory: impl Factory) -> ExitCode
             }
         }
     });
-    let listener = match Listener::bind(SocketAddr::new(bind, 0)) {
+    let listener = match Listener::bind(tensors.bind) {
         Ok(listener) => listener,
         Err(error) => {
-            let _ =
-                out.send(FromWorker::Fatal(format!("tensor listener on {bind}: {error}"))).await;
+            let _ = out.send(FromWorker::Fatal(format!("no port for tensors: {error}"))).await;
             tokio::time::sleep(Duration::from_secs(1)).await;
             return ExitCode::FAILURE;
         }
@@ -167,12 +166,16 @@ pub(super) async fn serve(stream: UnixStream, factory: impl Factory) -> ExitCode
     let Ok(writer) = CheckpointWriter::start(rank.get_cell(), out.clone()).await else {
         return ExitCode::FAILURE;
     };
-    let device = DeviceThread { start, listener, inbox, watch, lease, writer, out: out.clone() };
+    let watch_port = listener.watch();
+    let address = SocketAddr::new(tensors.advertise, listener.local_addr().port());
+    let reports = out.clone();
+    let device =
+        DeviceThread { start, listener, address, inbox, watch, lease, writer, out: reports };
     if let Err(error) = device.spawn(factory) {
         tracing::error!(%error, "the device thread cannot be started");
         return ExitCode::FAILURE;
     }
-    tokio::spawn(beat(out));
+    tokio::spawn(beat(out, watch_port));
     let mailbox = rank.clone();
     tokio::spawn(async move {
         let why = loop {
@@ -197,12 +200,28 @@ pub(super) async fn serve(stream: UnixStream, factory: impl Factory) -> ExitCode
 }
 
 /// The runtime's sign of life; a process that is stopped sends none.
-async fn beat(out: mpsc::Sender<FromWorker>) {
+async fn beat(out: mpsc::Sender<FromWorker>, port: ListenerWatch) {
+    let (mut told, mut beats) = (ListenerStats::default(), 0_u32);
     let mut ticks = tokio::time::interval(BEAT);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         if out.send(FromWorker::Beat).await.is_err() {
+            return;
+        }
+        beats += 1;
+        let now = match beats.is_multiple_of(NEWS) {
+            true => port.stats().unwrap_or(told),
+            false => told,
+        };
+        let now = ListenerStats { welcomed: 0, ..now };
+        if now == told {
+            continue;
+        }
+        told = now;
+        let ListenerStats { welcomed: _, strangers, stale, late, crowded } = now;
+        let news = FromWorker::TurnedAway { strangers, stale, late, crowded };
+        if out.send(news).await.is_err() {
             return;
         }
     }
@@ -213,6 +232,10 @@ const OTHER_BUILD: &str = "elastic and its worker program must be of one build";
 
 /// Several beats fit into the shortest silence that an agent accepts.
 const BEAT: Duration = Duration::from_millis(100);
+
+/// Beats between two reports of who was turned away: a flood of strangers must
+/// not become a flood of records.
+const NEWS: u32 = 10;
 
 impl Actor for Rank {
     type Msg = Message;

@@ -1,6 +1,7 @@
 //! State, gradient and update of the fake trainer: everything is a function of
 //! (seed, step, micro-batch, element), never of placement (TRAJ-1).
 
+use super::Point;
 use job::shares::TreeNode;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -65,6 +66,7 @@ impl State {
             *moment = Self::MOMENTUM * *moment + gradient;
             *weight -= Self::RATE * *moment;
         }
+        Point::Applying.pass();
         let mut chain = Sha256::new();
         chain.update(self.losses);
         chain.update(sum.loss(micro_batches).to_le_bytes());

@@ -1,11 +1,14 @@
 //! Checkpoints of the fake trainer in DCP, each rank a range of rows (CKPT-2).
 
-use std::path::Path;
+use std::{path::Path, thread::sleep, time::Duration};
 
 use actors::worker::{Snapshot, TrainerError};
 use dcp::{Checkpoint, Dtype, Region, ShardIndex, ShardWriter, Value};
 
-use super::arithmetic::{SIZE, State};
+use super::{
+    Point,
+    arithmetic::{SIZE, State},
+};
 
 const SHAPE: [u64; 1] = [SIZE as u64];
 
@@ -13,6 +16,8 @@ const SHAPE: [u64; 1] = [SIZE as u64];
 pub(super) struct Copied {
     pub(super) state: State,
     pub(super) ranks: u64,
+    /// How long the writing takes.
+    pub(super) time: Duration,
 }
 
 impl Snapshot for Copied {
@@ -42,6 +47,8 @@ impl Copied {
         for (name, values) in [("weights", &state.weights), ("moments", &state.moments)] {
             let rows = State::bytes(&values[start as usize..end as usize]);
             writer.tensor(name, &[name.into()], Dtype::F32, &SHAPE, &region, &rows)?;
+            sleep(self.time / 2);
+            Point::Saving.pass();
         }
         writer.finish()
     }

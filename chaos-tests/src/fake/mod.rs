@@ -8,10 +8,13 @@
 //!
 //! `ELASTIC_FAKE_MICROS` is the time that a micro-batch takes,
 //! `ELASTIC_FAKE_LOAD_MICROS` the time until a checkpoint is read,
-//! `ELASTIC_FAKE_PROCESSOR` the kind of processor that is played.
+//! `ELASTIC_FAKE_SAVE_MICROS` what it takes to write a share of one,
+//! `ELASTIC_FAKE_PROCESSOR` the kind of processor that is played, and [`TRAPS`] names
+//! where to die.
 
 mod arithmetic;
 mod checkpoint;
+mod traps;
 
 use std::{
     fs,
@@ -36,6 +39,7 @@ use transport::collective::Communicator;
 
 pub use arithmetic::State;
 use arithmetic::{Hash, Sum, hash};
+pub use traps::{Point, TRAPS};
 
 /// Environment variable with the time of a micro-batch in microseconds.
 pub const MICROS: &str = "ELASTIC_FAKE_MICROS";
@@ -44,6 +48,8 @@ pub const MICROS: &str = "ELASTIC_FAKE_MICROS";
 pub const LOAD_MICROS: &str = "ELASTIC_FAKE_LOAD_MICROS";
 /// Environment variable that names the kind of processor that is played.
 pub const PROCESSOR: &str = "ELASTIC_FAKE_PROCESSOR";
+/// Environment variable with the time of writing a checkpoint in microseconds.
+pub const SAVE_MICROS: &str = "ELASTIC_FAKE_SAVE_MICROS";
 
 /// Builds the trainer of a `fake-worker` process.
 #[derive(Clone, Copy, Debug, Default)]
@@ -56,11 +62,6 @@ impl Factory for FakeFactory {
         if config.parallelism.sharding != Sharding::Replicated {
             return Err("the fake trainer keeps whole replicas: parallelism.sharding = none".into());
         }
-        let time = |variable: &str| {
-            let micros = std::env::var(variable).unwrap_or_else(|_| "0".into());
-            let number = micros.parse().map_err(|_| format!("{variable}={micros} is no number"));
-            number.map(Duration::from_micros)
-        };
         let timeouts = config.timeouts().map_err(|error| error.to_string())?;
         let settings = Settings {
             digests: digests(&config.training.dataset_path),
@@ -73,8 +74,9 @@ impl Factory for FakeFactory {
         };
         let trainer = FakeTrainer {
             seed: config.training.seed,
-            micro_batch: time(MICROS)?,
-            loading: time(LOAD_MICROS)?,
+            micro_batch: duration(MICROS)?,
+            loading: duration(LOAD_MICROS)?,
+            save: duration(SAVE_MICROS)?,
             state: None,
             prepared: None,
             place: None,
@@ -98,6 +100,7 @@ struct FakeTrainer {
     seed: u64,
     micro_batch: Duration,
     loading: Duration,
+    save: Duration,
     state: Option<State>,
     prepared: Option<Sum>,
     place: Option<(u32, Shares)>,
@@ -129,6 +132,12 @@ impl FakeTrainer {
     }
 }
 
+fn duration(variable: &str) -> Result<Duration, String> {
+    let micros = std::env::var(variable).unwrap_or_else(|_| "0".into());
+    let number = micros.parse().map_err(|_| format!("{variable}={micros} is no number"))?;
+    Ok(Duration::from_micros(number))
+}
+
 fn fatal(why: impl Into<String>) -> TrainerError {
     TrainerError::Fatal(why.into())
 }
@@ -139,6 +148,7 @@ impl Trainer for FakeTrainer {
     }
 
     fn shard(&self) -> Shard {
+        Point::Sealing.pass();
         Shard::WHOLE
     }
 
@@ -165,6 +175,7 @@ impl Trainer for FakeTrainer {
         let mut leaves = Vec::with_capacity(own.len());
         for micro_batch in own.clone() {
             sleep(self.micro_batch);
+            Point::Open.pass();
             if abort() {
                 return Err(TrainerError::Aborted);
             }
@@ -185,6 +196,7 @@ impl Trainer for FakeTrainer {
     }
 
     fn tally(&self, ballots: &[Vec<u8>]) -> Result<Vec<u8>, TrainerError> {
+        Point::Prepared.pass();
         let (_, shares) = self.place()?;
         let sum = self.prepared.as_ref().ok_or_else(|| fatal("nothing is prepared"))?;
         let step = self.state()?.step;
@@ -237,6 +249,10 @@ impl Trainer for FakeTrainer {
         if receivers.is_empty() {
             return Ok(());
         }
+        match receivers.contains(&(mesh.rank() as u32)) {
+            true => Point::Growing.pass(),
+            false => Point::Giving.pass(),
+        }
         let donor = sources.first().ok_or_else(|| fatal("the seal names no source"))?.rank as usize;
         let mut bytes = match (&self.state, mesh.rank() == donor) {
             (Some(state), true) => codec::encode(state),
@@ -263,6 +279,7 @@ impl Trainer for FakeTrainer {
     fn load(&mut self, folder: &Path) -> Result<Step, TrainerError> {
         self.prepared = None;
         sleep(self.loading);
+        Point::Loading.pass();
         let state = checkpoint::load(folder)?;
         let step = Step(state.step);
         self.state = Some(state);
@@ -272,7 +289,7 @@ impl Trainer for FakeTrainer {
     fn snapshot(&mut self) -> Result<Box<dyn Snapshot>, TrainerError> {
         let (_, shares) = self.place()?;
         let state = self.state()?.clone();
-        Ok(Box::new(checkpoint::Copied { state, ranks: shares.ranks() as u64 }))
+        Ok(Box::new(checkpoint::Copied { state, ranks: shares.ranks() as u64, time: self.save }))
     }
 
     fn validate(

@@ -62,10 +62,10 @@ impl Run {
             }
             Fault::Fresh => self.lose_disk(&first),
             Fault::Pair => {
-                let planned = self.planned();
+                let planned = self.history().generation();
                 let hit = send(self.agent(&first), SIGKILL);
                 self.wait("plan after the first loss", RECOVERY, |run| {
-                    (run.planned() > planned).then_some(())
+                    (run.history().generation() > planned).then_some(())
                 });
                 hit & send(self.worker(&second), SIGKILL)
             }
@@ -88,7 +88,31 @@ impl Run {
     /// When that takes longer than half a minute.
     #[track_caller]
     pub fn settle(&mut self) {
-        self.wait("full mesh", RECOVERY, |run| {
+        self.settle_mesh(self.setup.nodes as usize);
+        self.settle_voters();
+    }
+
+    /// Waits until at least so many nodes compute.
+    ///
+    /// # Panics
+    /// When that takes longer than half a minute.
+    #[track_caller]
+    pub fn settle_mesh(&mut self, least: usize) {
+        self.wait("mesh", RECOVERY, |run| {
+            let status = run.status()?;
+            let ranks = status["status"]["job"]["plan"]["members"].as_array()?.len();
+            (ranks >= least && run.nodes_with_worker().len() >= least).then_some(())
+        });
+    }
+
+    /// Waits until the control group has its voters: only then does the loss of a
+    /// disk leave a majority.
+    ///
+    /// # Panics
+    /// When that takes longer than half a minute.
+    #[track_caller]
+    pub fn settle_voters(&mut self) {
+        self.wait("voters", RECOVERY, |run| {
             let status = run.status()?;
             let voters = status["status"]["voters"].as_array()?;
             let known = voters.iter().filter(|voter| {
@@ -98,9 +122,8 @@ impl Run {
             });
             let wanted = run.setup.nodes as usize;
             let voters_wanted = (wanted - 1 + wanted % 2).min(5);
-            let ranks = status["status"]["job"]["plan"]["members"].as_array()?.len();
             let settled = known.count() == voters_wanted && voters.len() == voters_wanted;
-            (settled && ranks == wanted && run.nodes_with_worker().len() == wanted).then_some(())
+            settled.then_some(())
         });
     }
 
@@ -124,12 +147,6 @@ impl Run {
         let folder = self.folder().join("nodes").join(node);
         let emptied = empty(&folder);
         held & hold(SIGCONT) & hit & emptied
-    }
-
-    /// The newest generation in the events.
-    fn planned(&self) -> u64 {
-        let history = self.history();
-        history.of("planned").filter_map(|line| line["generation"].as_u64()).max().unwrap_or(0)
     }
 }
 

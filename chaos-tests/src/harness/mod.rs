@@ -5,10 +5,12 @@
 //! folder stays when its test fails, and its processes never do.
 
 mod fault;
+mod nodes;
 mod process;
 mod programs;
 mod random;
 mod record;
+mod resources;
 
 use std::{
     fs,
@@ -27,10 +29,12 @@ use serde::Deserialize;
 use serde_json::Value;
 
 pub use fault::Fault;
+pub use nodes::Place;
 pub use process::{Process, Role, processes, send};
 pub use programs::{dataset, elastic, release};
 pub use random::{Random, SEED};
 pub use record::{Event, History, Line};
+pub use resources::{Resources, Sockets, shared_memory};
 
 /// What is trained, and with what.
 #[derive(Clone, Debug)]
@@ -45,6 +49,8 @@ pub struct Setup {
     pub steps: u64,
     /// Micro-batches of a step.
     pub micro_batches: u32,
+    /// Tokens of a micro-batch.
+    pub seq_len: u32,
     /// `training.seed`.
     pub seed: u64,
     /// Steps between checkpoints.
@@ -64,10 +70,18 @@ pub struct Run {
     /// How it was started last.
     pub setup: Setup,
     folder: PathBuf,
-    launcher: Option<Child>,
+    launcher: Option<Launcher>,
+    places: Vec<Place>,
     began: Instant,
     // One at a time: the limits below are for a quiet machine.
     _alone: MutexGuard<'static, ()>,
+}
+
+/// What runs the nodes.
+#[derive(Debug)]
+enum Launcher {
+    Standalone(Child),
+    Each(nodes::Nodes),
 }
 
 /// `--summary` of the first node, as far as tests read it.
@@ -99,18 +113,34 @@ static RUNS: AtomicU32 = AtomicU32::new(0);
 const POLL: Duration = Duration::from_millis(5);
 
 impl Run {
-    /// Starts a group in a new folder.
+    /// Starts a group in a new folder: `elastic run --standalone`.
     #[must_use]
     pub fn start(setup: Setup) -> Self {
+        let mut run = Self::prepare(setup);
+        run.launch();
+        run
+    }
+
+    /// Starts each node by itself, at places that may depend on the run's folder.
+    #[must_use]
+    pub fn start_each(setup: Setup, places: impl FnOnce(&Path) -> Vec<Place>) -> Self {
+        let mut run = Self::prepare(setup);
+        run.places = places(&run.folder);
+        run.launch();
+        run
+    }
+
+    /// A run whose programs the caller starts.
+    #[must_use]
+    pub fn prepare(setup: Setup) -> Self {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let number = RUNS.fetch_add(1, Ordering::Relaxed);
         let folder = std::env::temp_dir()
             .join(format!("elastic-chaos-{}", std::process::id()))
             .join(format!("{number}-{}", setup.name));
         fs::create_dir_all(&folder).expect("a folder for the run");
-        let mut run = Self { setup, folder, launcher: None, began: Instant::now(), _alone: alone };
-        run.launch();
-        run
+        let (launcher, places, began) = (None, Vec::new(), Instant::now());
+        Self { setup, folder, launcher, places, began, _alone: alone }
     }
 
     /// Gives the same command again, after the group ended.
@@ -119,39 +149,33 @@ impl Run {
     /// When the launcher still runs.
     pub fn launch(&mut self) {
         assert!(self.launcher.is_none(), "the launcher still runs");
-        let setup = &self.setup;
-        let log =
-            fs::OpenOptions::new().create(true).append(true).open(self.folder.join("run.log"));
-        let log = log.expect("a log for the run");
-        let mut command = Command::new(elastic());
-        command
-            .args(["run", "--min-nodes", &setup.min_nodes.to_string()])
-            .args(["--standalone", &setup.nodes.to_string()])
-            .args(["--max-failures", "200"])
-            .arg("--summary")
-            .arg(self.folder.join("summary.json"))
-            .arg(format!("--job.dump_folder={}", self.folder.display()))
-            .arg(format!("--training.dataset_path={}", dataset().display()))
-            .arg("--training.local_batch_size=1")
-            .arg(format!("--training.global_batch_size={}", setup.micro_batches))
-            .arg("--training.seq_len=64")
-            .arg(format!("--training.steps={}", setup.steps))
-            .arg(format!("--training.seed={}", setup.seed))
-            .arg(format!("--checkpoint.interval={}", setup.checkpoint_interval))
-            .args(["--model.name=llama3", "--model.flavor=byte-1M"])
-            .args(&setup.arguments)
-            .envs(setup.environment.iter().map(|(key, value)| (key, value)))
-            .env(process::MARK, &self.folder)
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().expect("a second handle of the log"))
-            .stderr(log)
-            .process_group(0);
-        if let Some((program, time)) = &setup.fake {
-            command
-                .arg(format!("--elastic.worker_bin={}", program.display()))
-                .env(crate::fake::MICROS, time.as_micros().to_string());
-        }
-        self.launcher = Some(command.spawn().expect("elastic starts"));
+        self.launcher = Some(if self.places.is_empty() {
+            let mut command = command(&self.setup, &self.folder, &[]);
+            command.args(["--standalone", &self.setup.nodes.to_string()]);
+            command.arg("--summary").arg(self.folder.join("summary.json"));
+            Launcher::Standalone(command.spawn().expect("elastic starts"))
+        } else {
+            let (setup, folder, places) =
+                (self.setup.clone(), self.folder.clone(), self.places.clone());
+            let join: Vec<String> =
+                places.iter().map(|place| place.address().to_string()).collect();
+            let node = move |index: usize| {
+                let place = &places[index];
+                let mut command = command(&setup, &folder, &place.prefix);
+                command
+                    .args(["--node-id", &format!("n{}", index + 1)])
+                    .args(["--join", &join.join(","), "--token", TOKEN])
+                    .args(["--listen", &place.listen.to_string()])
+                    .args(["--tensor-port", &place.tensor_port.to_string()])
+                    .arg("--summary")
+                    .arg(folder.join(summary(index)));
+                if let Some(advertise) = place.advertise {
+                    command.args(["--advertise", &advertise.to_string()]);
+                }
+                command
+            };
+            Launcher::Each(nodes::Nodes::start(self.places.len(), Box::new(node)))
+        });
     }
 
     /// The dump folder.
@@ -228,8 +252,7 @@ impl Run {
             if let Some(found) = seen(self) {
                 return found;
             }
-            let ended = self.launcher.as_mut().and_then(|child| child.try_wait().ok().flatten());
-            if let Some(status) = ended {
+            if let Some(status) = self.launcher.as_mut().and_then(Launcher::ended) {
                 // What was waited for may have come with the end.
                 if let Some(found) = seen(self) {
                     return found;
@@ -255,8 +278,7 @@ impl Run {
     /// SIGKILL to everything, the launcher first, as a power cut does.
     pub fn kill_all(&mut self) {
         if let Some(mut launcher) = self.launcher.take() {
-            let _ = launcher.kill();
-            let _ = launcher.wait();
+            launcher.kill();
         }
         let until = Instant::now() + Duration::from_secs(10);
         loop {
@@ -281,7 +303,7 @@ impl Run {
         let until = Instant::now() + limit;
         loop {
             let launcher = self.launcher.as_mut().expect("the launcher runs");
-            if let Some(status) = launcher.try_wait().expect("the launcher is a child") {
+            if let Some(status) = launcher.ended() {
                 self.launcher = None;
                 return status;
             }
@@ -304,6 +326,16 @@ impl Run {
     pub fn finish(&mut self, limit: Duration) -> Digests {
         let status = self.end(limit);
         assert!(status.success(), "the run ended with {status}\n{}", self.report());
+        self.finished()
+    }
+
+    /// What [`Self::finish`] checks and returns, of a run that has ended.
+    ///
+    /// # Panics
+    /// When it did not train every step, or left a history with contradictions.
+    #[must_use]
+    #[track_caller]
+    pub fn finished(&self) -> Digests {
         let summary = self.summary();
         assert_eq!(summary.outcome, "finished", "{summary:?}\n{}", self.report());
         assert_eq!(summary.final_step, Some(self.setup.steps), "{}", self.report());
@@ -322,11 +354,9 @@ impl Run {
     /// When there is none.
     #[must_use]
     pub fn summary(&self) -> Summary {
-        let names = (1..=self.setup.nodes).map(|node| match node {
-            1 => "summary.json".to_owned(),
-            n => format!("summary.n{n}.json"),
-        });
-        let texts = names.filter_map(|name| fs::read(self.folder.join(name)).ok());
+        let texts = (0..self.setup.nodes as usize)
+            .map(summary)
+            .filter_map(|name| fs::read(self.folder.join(name)).ok());
         let parse = |text: Vec<u8>| serde_json::from_slice(&text).expect("the summary is JSON");
         let all: Vec<Summary> = texts.map(parse).collect();
         let finished = all.iter().find(|summary| summary.outcome == "finished");
@@ -334,10 +364,13 @@ impl Run {
         found.unwrap_or_else(|| panic!("no summary\n{}", self.report()))
     }
 
-    /// The pid of the launcher, while it runs.
+    /// The pid of the `--standalone` launcher, while it runs.
     #[must_use]
     pub fn launcher(&self) -> Option<Pid> {
-        self.launcher.as_ref().map(|child| Pid::from_raw(child.id() as i32))
+        match &self.launcher {
+            Some(Launcher::Standalone(child)) => Some(Pid::from_raw(child.id() as i32)),
+            Some(Launcher::Each(_)) | None => None,
+        }
     }
 
     /// Seconds since the first start.
@@ -365,12 +398,79 @@ impl Run {
     }
 }
 
+impl Launcher {
+    fn ended(&mut self) -> Option<ExitStatus> {
+        match self {
+            Self::Standalone(child) => child.try_wait().ok().flatten(),
+            Self::Each(nodes) => nodes.ended(),
+        }
+    }
+
+    fn kill(&mut self) {
+        match self {
+            Self::Standalone(child) => {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+            Self::Each(nodes) => nodes.kill(),
+        }
+    }
+}
+
+/// `elastic run` without what says which nodes there are.
+fn command(setup: &Setup, folder: &Path, prefix: &[String]) -> Command {
+    let log = fs::OpenOptions::new().create(true).append(true).open(folder.join("run.log"));
+    let log = log.expect("a log for the run");
+    let mut command = match prefix {
+        [program, arguments @ ..] => {
+            let mut command = Command::new(program);
+            command.args(arguments).arg(elastic());
+            command
+        }
+        [] => Command::new(elastic()),
+    };
+    command
+        .args(["run", "--min-nodes", &setup.min_nodes.to_string(), "--max-failures", "200"])
+        .arg(format!("--job.dump_folder={}", folder.display()))
+        .arg(format!("--training.dataset_path={}", dataset().display()))
+        .arg("--training.local_batch_size=1")
+        .arg(format!("--training.global_batch_size={}", setup.micro_batches))
+        .arg(format!("--training.seq_len={}", setup.seq_len))
+        .arg(format!("--training.steps={}", setup.steps))
+        .arg(format!("--training.seed={}", setup.seed))
+        .arg(format!("--checkpoint.interval={}", setup.checkpoint_interval))
+        .args(["--model.name=llama3", "--model.flavor=byte-1M"])
+        .args(&setup.arguments)
+        .envs(setup.environment.iter().cloned())
+        .env(process::MARK, folder)
+        .stdin(Stdio::null())
+        .stdout(log.try_clone().expect("a second handle of the log"))
+        .stderr(log)
+        .process_group(0);
+    if let Some((program, time)) = &setup.fake {
+        command
+            .arg(format!("--elastic.worker_bin={}", program.display()))
+            .env(crate::fake::MICROS, time.as_micros().to_string());
+    }
+    command
+}
+
+/// Where a node writes its summary, as the launcher names it.
+fn summary(index: usize) -> String {
+    match index {
+        0 => "summary.json".into(),
+        more => format!("summary.n{}.json", more + 1),
+    }
+}
+
+/// The join secret of nodes that are started one by one.
+const TOKEN: &str = "E1.00112233445566778899aabbccddeeff";
+
 impl Drop for Run {
     fn drop(&mut self) {
         let failing = std::thread::panicking();
         if let Some(mut launcher) = self.launcher.take() {
-            let _ = launcher.kill();
-            let _ = launcher.wait();
+            launcher.kill();
         }
         for _ in 0..100 {
             let left = self.processes();

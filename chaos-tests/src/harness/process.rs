@@ -39,15 +39,6 @@ impl Process {
     pub fn signal(&self, signal: Signal) -> bool {
         kill(self.pid, signal).is_ok()
     }
-
-    /// Open descriptors, threads and resident memory in KiB; `None` when gone.
-    #[must_use]
-    pub fn resources(&self) -> Option<(usize, u64, u64)> {
-        let folder = format!("/proc/{}", self.pid);
-        let fds = fs::read_dir(format!("{folder}/fd")).ok()?.count();
-        let status = fs::read_to_string(format!("{folder}/status")).ok()?;
-        Some((fds, number(&status, "Threads:")?, number(&status, "VmRSS:")?))
-    }
 }
 
 /// Sends a signal to what `find` finds; false when there was nothing.
@@ -97,7 +88,7 @@ fn look(pid: i32, mark: &str) -> Option<Process> {
     Some(Process { pid: Pid::from_raw(pid), parent, role })
 }
 
-fn number(status: &str, key: &str) -> Option<u64> {
+pub(super) fn number(status: &str, key: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix(key))?;
     line.split_whitespace().next()?.parse().ok()
 }

@@ -25,6 +25,12 @@ impl Random {
         Self(seed)
     }
 
+    /// From a seed that needs no print.
+    #[must_use]
+    pub fn from(seed: u64) -> Self {
+        Self(seed)
+    }
+
     /// A number in `0..bound`.
     pub fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);

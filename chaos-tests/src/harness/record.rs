@@ -5,6 +5,7 @@ use std::{
     fs,
     io::{Read, Seek, SeekFrom},
     path::{Path, PathBuf},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use serde::Deserialize;
@@ -24,6 +25,8 @@ pub struct Event {
 pub struct Line {
     /// Node that recorded it.
     pub node: String,
+    /// When, in microseconds since the Unix epoch.
+    pub seen: u64,
     /// The rank.
     pub rank: u32,
     /// Generation in which it was applied.
@@ -32,6 +35,8 @@ pub struct Line {
     pub step: u64,
     /// Its loss; the same on every rank, whenever it was computed (TRAJ-1).
     pub loss: f64,
+    /// How long it took, in microseconds.
+    pub micros: u64,
 }
 
 /// Everything that the nodes recorded, as far as their folders are still there.
@@ -70,6 +75,12 @@ impl History {
         self.events.iter().filter(move |event| event.kind == kind).map(|event| &event.line)
     }
 
+    /// The newest generation that was planned.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.of("planned").filter_map(|line| line["generation"].as_u64()).max().unwrap_or(0)
+    }
+
     /// Steps of committed checkpoints, in order of commitment.
     #[must_use]
     pub fn checkpoints(&self) -> Vec<u64> {
@@ -82,6 +93,17 @@ impl History {
         self.of("sealed").filter_map(|line| line["tier"].as_str()).collect()
     }
 
+    /// Steps that some of these nodes applied after a moment of the system's clock.
+    pub fn steps_of<'a>(
+        &'a self,
+        nodes: &'a [String],
+        since: SystemTime,
+    ) -> impl Iterator<Item = &'a Line> {
+        let since = since.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
+        let of = move |line: &&Line| nodes.contains(&line.node) && u128::from(line.seen) > since;
+        self.steps.iter().filter(of)
+    }
+
     /// How often each tier was used.
     #[must_use]
     pub fn tiers_counted(&self) -> BTreeMap<&str, usize> {
@@ -90,6 +112,14 @@ impl History {
             *counts.entry(tier).or_default() += 1;
         }
         counts
+    }
+
+    /// The median time of a step.
+    #[must_use]
+    pub fn pace(&self) -> Duration {
+        let mut micros: Vec<u64> = self.steps.iter().map(|line| line.micros).collect();
+        micros.sort_unstable();
+        Duration::from_micros(micros.get(micros.len() / 2).copied().unwrap_or_default())
     }
 
     /// Steps that were computed in more than one generation.
@@ -139,6 +169,13 @@ impl History {
                 assert!(seen.insert(token), "GEN-1: {token:?} was {kind} twice: {line}");
             }
         }
+    }
+
+    /// The shares of every plan with so many ranks.
+    #[must_use]
+    pub fn shares_seen(&self, ranks: usize) -> BTreeSet<Vec<u64>> {
+        let shares = self.of("planned").map(|plan| numbers(&plan["shares"]));
+        shares.filter(|shares| shares.len() == ranks).collect()
     }
 
     /// Checks that every step was computed by at least two ranks with work.

@@ -21,13 +21,13 @@ use crate::{LIMIT, fake, quiet, quiet_real, real};
 const FINISHED: i32 = 0;
 const FAILED: i32 = 1;
 const REFUSED: i32 = 2;
-const DO_NOT_REQUEUE: i32 = 3;
+pub(crate) const DO_NOT_REQUEUE: i32 = 3;
 
 /// A command that finds no bad input would train on: it is ended.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A folder of this test process, emptied.
-fn folder(name: &str) -> PathBuf {
+pub(crate) fn folder(name: &str) -> PathBuf {
     let process = format!("elastic-chaos-{}", std::process::id());
     let folder = std::env::temp_dir().join(process).join("bad-input").join(name);
     let _ = fs::remove_dir_all(&folder);
@@ -36,7 +36,7 @@ fn folder(name: &str) -> PathBuf {
 }
 
 /// `elastic run` as [`Run`] gives it, in another folder.
-fn command(setup: &Setup, folder: &Path, data: &Path, further: &[&str]) -> Vec<String> {
+pub(crate) fn command(setup: &Setup, folder: &Path, data: &Path, further: &[&str]) -> Vec<String> {
     let mut arguments = vec![
         "run".into(),
         format!("--job.dump_folder={}", folder.display()),
@@ -52,7 +52,7 @@ fn command(setup: &Setup, folder: &Path, data: &Path, further: &[&str]) -> Vec<S
     let defaults = [
         ("--training.local_batch_size", "1".to_owned()),
         ("--training.global_batch_size", setup.micro_batches.to_string()),
-        ("--training.seq_len", "64".into()),
+        ("--training.seq_len", setup.seq_len.to_string()),
         ("--training.steps", setup.steps.to_string()),
         ("--model.flavor", "byte-1M".into()),
     ];
@@ -64,7 +64,7 @@ fn command(setup: &Setup, folder: &Path, data: &Path, further: &[&str]) -> Vec<S
 
 /// Runs a program to its end and gives what it printed.
 #[track_caller]
-fn output(command: &mut Command) -> Output {
+pub(crate) fn output(command: &mut Command) -> Output {
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = child.spawn().expect("the command starts");
     let until = Instant::now() + PATIENCE;
@@ -396,7 +396,7 @@ fn traj_1_garbage_at_every_port_does_not_show() {
 
 /// `elastic ckpt verify` of a run's folder.
 #[track_caller]
-fn verify(run: &Run, steps: &[u64]) {
+pub(crate) fn verify(run: &Run, steps: &[u64]) {
     for step in steps {
         let folder = run.folder().join(format!("checkpoint/step-{step}"));
         let output = output(Command::new(elastic()).args(["ckpt", "verify"]).arg(&folder));
@@ -412,9 +412,11 @@ fn check_damage(name: &'static str, damage: fn(&mut Vec<u8>)) {
     let mut run = Run::start(fake(name, 2, 5));
     let newest = run.wait("two checkpoints", LIMIT, |run| {
         let saved = run.history().checkpoints();
-        saved.last().filter(|_| saved.len() > 1).copied()
+        let newest = saved.last().filter(|_| saved.len() > 1)?;
+        // A commit comes before the rename.
+        let named = run.folder().join(format!("checkpoint/step-{newest}")).exists();
+        named.then_some(*newest)
     });
-    // A commit comes before the rename: by then it has its name.
     run.wait_step(newest + 5, LIMIT);
     run.kill_all();
     let saved = run.history().checkpoints();

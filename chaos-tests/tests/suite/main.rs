@@ -5,13 +5,19 @@
 //! own are few and short.
 
 mod bad_input;
+mod bad_machine;
 mod data;
 mod leftovers;
 mod lifecycle;
 mod logs;
 mod membership;
+mod partitions;
+mod phases;
+mod real_kills;
 mod recovery;
 mod scrape;
+mod sleepers;
+mod strangers;
 mod tidy;
 mod trajectory;
 
@@ -38,6 +44,7 @@ fn fake(name: &'static str, nodes: u32, millis: u64) -> Setup {
         min_nodes: 1,
         steps: STEPS,
         micro_batches: 8,
+        seq_len: 64,
         seed: 42,
         checkpoint_interval: 20,
         fake: Some((program, Duration::from_millis(millis))),

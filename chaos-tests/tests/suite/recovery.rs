@@ -20,7 +20,9 @@ use crate::{LIMIT, fake, quiet};
 fn killed_after(run: &mut Run, checkpoints: usize) -> Vec<u64> {
     let saved = run.wait("checkpoint", LIMIT, |run| {
         let saved = run.history().checkpoints();
-        (saved.len() >= checkpoints).then_some(saved)
+        // A commit comes before the rename: what is damaged next needs its name.
+        let named = run.folder().join(format!("checkpoint/step-{}", saved.last()?)).exists();
+        (named && saved.len() >= checkpoints).then_some(saved)
     });
     run.wait_step(saved.last().copied().unwrap_or(0) + 4, LIMIT);
     run.kill_all();

@@ -29,8 +29,7 @@ fn traj_1_kills_at_random_moments_do_not_show() {
     random.shuffle(&mut faults);
     let expected = quiet();
     // Whoever comes first waits for a second: no step has one rank alone.
-    let arguments = vec!["--elastic.min_nodes=2".to_owned()];
-    let mut run = Run::start(Setup { arguments, ..fake("kills", 4, 20) });
+    let mut run = Run::start(Setup { min_nodes: 2, ..fake("kills", 4, 20) });
     run.wait_step(3, LIMIT);
     for fault in faults {
         std::thread::sleep(random.pause(0, 500));

@@ -84,8 +84,10 @@ pub enum ToWorker {
         dump_folder: String,
         /// Folder of the checkpoints.
         checkpoint_folder: String,
-        /// Interface for tensor connections.
-        bind: std::net::IpAddr,
+        /// Where it accepts tensor connections; port 0 is any free one.
+        bind: SocketAddr,
+        /// Under which address the other workers reach that port.
+        advertise: std::net::IpAddr,
     },
     /// It may vote and apply until then, on the clock that counts suspended time.
     Lease {
@@ -117,6 +119,17 @@ pub enum FromWorker {
         address: SocketAddr,
         /// What has to be equal on all nodes.
         digests: Digests,
+    },
+    /// Who knocked at its tensor port and was not let in, since it began (SEC-1).
+    TurnedAway {
+        /// Not the protocol, another job, a wrong key.
+        strangers: u64,
+        /// Of an older generation.
+        stale: u64,
+        /// Silent for too long.
+        late: u64,
+        /// Too many at once.
+        crowded: u64,
     },
     /// It lives (LS-3: a worker whose runtime hangs goes silent).
     Beat,

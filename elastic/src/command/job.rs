@@ -202,7 +202,10 @@ fn records(dump: &Path) -> Vec<String> {
         let mut within = (0, 0, 0);
         for line in text.lines() {
             let Ok(value) = serde_json::from_str::<serde_json::Value>(line) else { continue };
-            let Some(index) = value.get("index").and_then(serde_json::Value::as_u64) else {
+            let number = |field: &str| value.get(field).and_then(serde_json::Value::as_u64);
+            // What only this node saw has no place in the log.
+            let Some(index) = number("index") else {
+                lines.insert((u64::MAX, number("seen").unwrap_or_default(), 0), line.to_owned());
                 continue;
             };
             // An index counts within the log of its era.

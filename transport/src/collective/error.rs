@@ -57,15 +57,14 @@ pub enum Error {
 }
 
 impl Error {
-    /// The one peer that this error accuses, if there is one.
+    /// The peer that this error accuses, if there is one. Of several that did not
+    /// come the lowest stands for all: a network cut in halves breaks two links of
+    /// each rank, and with no accusation the group could only try again.
     #[must_use]
     pub fn peer(&self) -> Option<usize> {
         match self {
             Self::PeerLost { rank, .. } | Self::Protocol { rank, .. } => Some(*rank),
-            Self::Deadline { waiting_for, .. } => match waiting_for[..] {
-                [rank] => Some(rank),
-                _ => None,
-            },
+            Self::Deadline { waiting_for, .. } => waiting_for.first().copied(),
             Self::Aborted { .. } | Self::Refused { .. } | Self::System { .. } => None,
         }
     }

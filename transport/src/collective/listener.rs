@@ -101,6 +101,10 @@ pub(super) struct State {
 #[derive(Clone, Default)]
 pub(super) struct Lingering(Weak<Shared>);
 
+/// Reads a listener's [`ListenerStats`] without keeping it open.
+#[derive(Clone, Debug)]
+pub struct ListenerWatch(Weak<Shared>);
+
 /// A field of [`ListenerStats`].
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Count {
@@ -148,9 +152,13 @@ impl Listener {
     /// What has come to the port so far.
     #[must_use]
     pub fn stats(&self) -> ListenerStats {
-        let [welcomed, strangers, stale, late, crowded] =
-            self.shared.counts.each_ref().map(|count| count.load(Relaxed));
-        ListenerStats { welcomed, strangers, stale, late, crowded }
+        self.shared.stats()
+    }
+
+    /// For whoever reports the figures while another thread owns the listener.
+    #[must_use]
+    pub fn watch(&self) -> ListenerWatch {
+        ListenerWatch(Arc::downgrade(&self.shared))
     }
 
     /// Connects this rank with all others of a generation. Peers that are not
@@ -216,7 +224,21 @@ impl Listener {
     }
 }
 
+impl ListenerWatch {
+    /// What has come to the port so far; `None` once it is closed.
+    #[must_use]
+    pub fn stats(&self) -> Option<ListenerStats> {
+        self.0.upgrade().map(|shared| shared.stats())
+    }
+}
+
 impl Shared {
+    fn stats(&self) -> ListenerStats {
+        let [welcomed, strangers, stale, late, crowded] =
+            self.counts.each_ref().map(|count| count.load(Relaxed));
+        ListenerStats { welcomed, strangers, stale, late, crowded }
+    }
+
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing panics while it holds the lock with a half-made change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

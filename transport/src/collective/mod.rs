@@ -67,7 +67,7 @@ mod tests;
 pub use abort::AbortHandle;
 pub use communicator::Communicator;
 pub use error::Error;
-pub use listener::{Listener, ListenerStats, MeshSpec};
+pub use listener::{Listener, ListenerStats, ListenerWatch, MeshSpec};
 pub use mesh::TcpMesh;
 pub use recorder::{Record, Recorder, State};
 pub use solo::Solo;

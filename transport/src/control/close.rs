@@ -3,7 +3,7 @@
 
 use quinn::{Connection, ConnectionError, TransportErrorCode, VarInt, WriteError};
 
-use super::event::DownReason;
+use super::{event::DownReason, turned::Reason};
 
 /// Application close codes. The text that goes along is for people, the code for
 /// programs.
@@ -54,20 +54,38 @@ pub(super) fn written(error: WriteError) -> Fault {
     }
 }
 
+/// What kind of stranger a handshake failed with.
+pub(super) fn handshake_failure(error: &ConnectionError) -> Reason {
+    match error {
+        ConnectionError::TimedOut => Reason::Slow,
+        ConnectionError::TransportError(error)
+            if alert(error.code).is_some_and(is_about_certificates) =>
+        {
+            Reason::Certificate
+        }
+        _ => Reason::Handshake,
+    }
+}
+
+// TLS alerts, RFC 8446 section 6.
+const BAD_CERTIFICATE: u8 = 42;
+const UNKNOWN_CA: u8 = 48;
+const CERTIFICATE_REQUIRED: u8 = 116;
+const NO_PROTOCOL: u8 = 120;
+
+fn is_about_certificates(alert: u8) -> bool {
+    matches!(alert, BAD_CERTIFICATE..=UNKNOWN_CA | CERTIFICATE_REQUIRED)
+}
+
 /// Why a connection ended, in words. Texts from the network are made harmless.
 pub(super) fn readable(error: &ConnectionError) -> String {
-    // TLS alerts, RFC 8446 section 6.
-    const BAD_CERTIFICATE: u8 = 42;
-    const UNKNOWN_CA: u8 = 48;
-    const CERTIFICATE_REQUIRED: u8 = 116;
-    const NO_PROTOCOL: u8 = 120;
     match error {
         ConnectionError::ApplicationClosed(close) => harmless(&close.reason),
         ConnectionError::ConnectionClosed(close) => match alert(close.error_code) {
             Some(NO_PROTOCOL) => "it speaks another protocol version: install the same release \
                                   of elastic on every node"
                 .into(),
-            Some(BAD_CERTIFICATE..=UNKNOWN_CA | CERTIFICATE_REQUIRED) => {
+            Some(alert) if is_about_certificates(alert) => {
                 "it does not accept this node's certificate: it belongs to another job".into()
             }
             _ => harmless(close.to_string().as_bytes()),

@@ -23,7 +23,7 @@ use tracing::debug;
 
 use super::{
     certs::{CertError, crypto},
-    close::Code,
+    close::{self, Code},
     event::{self, LinkEvent, LinkEvents, Outbox, Peer},
     hello::{Hello, MAX_OPAQUE, PROTOCOL},
     identity::Identity,
@@ -34,6 +34,7 @@ use super::{
     sessions::Sessions,
     tls,
     token::JoinToken,
+    turned::{Counters, Reason, TurnedAway},
 };
 
 /// Says whether a peer whose identity is proven may have a link; the error is
@@ -170,6 +171,7 @@ pub(super) struct Inner {
     pub(super) outbox: Outbox,
     pub(super) liveness: Liveness,
     pub(super) gate: Gate,
+    pub(super) turned: Arc<Counters>,
     introduction: RwLock<(Incarnation, Vec<u8>)>,
     local: RwLock<Option<Arc<Local>>>,
 }
@@ -225,6 +227,7 @@ impl Control {
         let endpoint = Endpoint::new(EndpointConfig::default(), None, udp, Arc::new(TokioRuntime))
             .map_err(system)?;
         let boot = random()?;
+        let turned = Arc::new(Counters::default());
         let (outbox, events) = event::channel();
         let inner = Arc::new_cyclic(|weak: &Weak<Inner>| {
             let weak = weak.clone();
@@ -240,8 +243,9 @@ impl Control {
                 boot,
                 sessions: Sessions::new(outbox.clone(), options.max_links, options.handshake),
                 outbox,
-                liveness: Liveness::new(boot, Arc::new(dead)),
+                liveness: Liveness::new(boot, Arc::new(dead), Arc::clone(&turned)),
                 gate: Gate::default(),
+                turned,
                 introduction: RwLock::new((options.incarnation, options.opaque.clone())),
                 local: RwLock::default(),
                 options,
@@ -361,6 +365,12 @@ impl Control {
         self.inner.sessions.peers()
     }
 
+    /// Who was turned away so far.
+    #[must_use]
+    pub fn turned_away(&self) -> TurnedAway {
+        self.inner.turned.read()
+    }
+
     /// Stops watching a store's process: the group knows that it is gone.
     pub fn unwatch(&self, peer: StoreId) {
         self.inner.liveness.unwatch(peer);
@@ -446,7 +456,10 @@ async fn accept(inner: Arc<Inner>) {
         }
         match Arc::clone(&slots).try_acquire_owned() {
             Ok(permit) => drop(tasks.spawn(serve(Arc::clone(&inner), incoming, permit))),
-            Err(_) => incoming.refuse(),
+            Err(_) => {
+                inner.turned.count(Reason::Crowded);
+                incoming.refuse();
+            }
         }
     }
 }
@@ -456,14 +469,23 @@ async fn serve(inner: Arc<Inner>, incoming: Incoming, permit: OwnedSemaphorePerm
     let Ok(connecting) = incoming.accept() else { return };
     let connection = match timeout(inner.options.handshake, connecting).await {
         Ok(Ok(connection)) => connection,
-        Ok(Err(error)) => return debug!(%addr, %error, "a handshake failed"),
-        Err(_) => return debug!(%addr, "a handshake took too long"),
+        Ok(Err(error)) => {
+            inner.turned.count(close::handshake_failure(&error));
+            return debug!(%addr, %error, "a handshake failed");
+        }
+        Err(_) => {
+            inner.turned.count(Reason::Slow);
+            return debug!(%addr, "a handshake took too long");
+        }
     };
     let data = connection.handshake_data().and_then(|data| data.downcast::<HandshakeData>().ok());
     match data.and_then(|data| data.protocol).as_deref() {
         Some(tls::ALPN_PEER) => link::answer(&inner, &connection, permit).await,
         Some(tls::ALPN_JOIN) => join::answer(&inner, &connection).await,
-        _ => Code::Refused.close(&connection, "no protocol of elastic"),
+        _ => {
+            inner.turned.count(Reason::Handshake);
+            Code::Refused.close(&connection, "no protocol of elastic");
+        }
     }
 }
 

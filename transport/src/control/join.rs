@@ -21,7 +21,7 @@ use tokio::{
     sync::{Semaphore, mpsc, oneshot},
     time::timeout,
 };
-use tracing::{debug, info, warn};
+use tracing::{debug, info};
 
 use super::{
     certs::{Authority, CertError, Fingerprint, NodeKey},
@@ -31,6 +31,7 @@ use super::{
     identity::Identity,
     tls,
     token::JoinToken,
+    turned::Reason,
 };
 
 /// The largest request, in bytes.
@@ -40,6 +41,9 @@ pub const MAX_WELCOME: usize = 16 << 20;
 const MAX_ANSWER: usize = 16 << 10;
 const CONCURRENT: usize = 8;
 const PER_SECOND: f64 = 20.0;
+/// A newcomer sends its request with the handshake's last packet. Slow ones hold
+/// one of the few slots for no longer than this.
+const REQUEST_LIMIT: Duration = Duration::from_secs(2);
 /// Admission is a command of the group, which may just be electing a leader.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 const WELCOME_LIMIT: Duration = Duration::from_secs(60);
@@ -316,20 +320,24 @@ pub(super) async fn answer(inner: &Inner, connection: &Connection) {
         return Code::NoGate.close(connection, "it admits no nodes: ask another member");
     };
     let Ok(_slot) = inner.gate.slots.try_acquire() else {
+        inner.turned.count(Reason::Crowded);
         return Code::Busy.close(connection, "others are joining: try again in a second");
     };
     if !inner.gate.admits() {
+        inner.turned.count(Reason::Crowded);
         return Code::Busy.close(connection, "too many joins: try again in a second");
     }
-    let limit = inner.options.handshake;
+    let limit = REQUEST_LIMIT.min(inner.options.handshake);
     let asked = timeout(limit, receive(inner.protocol, connection, &gate, addr)).await;
-    let asked = asked.unwrap_or_else(|_| Err((Code::Refused, "no request in time".into())));
+    let asked = asked.unwrap_or_else(|_| Err((Code::Busy, "no request in time".into())));
     let (mut send, exporter, csr, request, token) = match asked {
         Ok(asked) => asked,
         Err((code, reason)) => {
-            if code == Code::Token {
-                warn!(%addr, "a node with a wrong join token");
-            }
+            inner.turned.count(match code {
+                Code::Token => Reason::Token,
+                Code::Busy => Reason::Slow,
+                _ => Reason::Request,
+            });
             debug!(%addr, reason, "refused to let a node in");
             return code.close(connection, &reason);
         }

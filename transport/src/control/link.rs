@@ -25,6 +25,7 @@ use super::{
     lane::{self, Drain, Lane},
     sessions::{NotInstalled, Session},
     tls,
+    turned::Reason,
 };
 
 /// Why dialling did not lead to a link.
@@ -157,14 +158,20 @@ pub(super) async fn answer(
 ) {
     let addr = connection.remote_address();
     let outcome = timeout(inner.options.handshake, answered(inner, connection)).await;
-    let outcome = outcome.unwrap_or_else(|_| Err(Turned::Away("no hello in time".into())));
+    let outcome = outcome.unwrap_or(Err(Turned::Slow));
     match outcome {
         Ok((session, drains)) => start(inner, session, drains),
+        Err(Turned::Slow) => {
+            inner.turned.count(Reason::Slow);
+            Code::Refused.close(connection, "no hello in time");
+        }
         Err(Turned::Stranger(reason)) => {
+            inner.turned.count(Reason::Certificate);
             debug!(%addr, reason, "turned a stranger away");
             Code::Refused.close(connection, &reason);
         }
         Err(Turned::Away(reason)) => {
+            inner.turned.count(Reason::Hello);
             debug!(%addr, reason, "refused a link");
             Code::Refused.close(connection, &reason);
             inner.outbox.post(LinkEvent::Refused { addr, reason }, 0, Some(permit));
@@ -177,6 +184,7 @@ pub(super) async fn answer(
 enum Turned {
     /// No certificate of this job: worth no event, since anybody can do it.
     Stranger(String),
+    Slow,
     Away(String),
     Duplicate,
     Gone(ConnectionError),

@@ -17,6 +17,7 @@ use std::{
     time::Duration,
 };
 
+use super::turned::{Counters, Reason};
 use job::StoreId;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -53,12 +54,13 @@ struct Own {
     /// Per store the process that has or had a link, and the task that watches it.
     peers: Mutex<HashMap<StoreId, (u64, AbortHandle)>>,
     changes: Notify,
+    turned: Arc<Counters>,
 }
 
 impl Liveness {
-    pub(super) fn new(boot: u64, dead: Dead) -> Self {
+    pub(super) fn new(boot: u64, dead: Dead, turned: Arc<Counters>) -> Self {
         let (store, peers, changes) = (OnceLock::new(), Mutex::default(), Notify::new());
-        let own = Arc::new(Own { boot, store, peers, changes });
+        let own = Arc::new(Own { boot, store, peers, changes, turned });
         Self { own, dead, server: Mutex::default() }
     }
 
@@ -200,13 +202,17 @@ async fn serve(listener: tokio::net::TcpListener, own: Arc<Own>) {
             sleep(Duration::from_millis(50)).await;
             continue;
         };
-        let Ok(slot) = Arc::clone(&strangers).try_acquire_owned() else { continue };
+        let Ok(slot) = Arc::clone(&strangers).try_acquire_owned() else {
+            own.turned.count(Reason::Crowded);
+            continue;
+        };
         let own = Arc::clone(&own);
         watchers.spawn(async move {
             let answered = timeout(PATIENCE, answer(stream, &own)).await;
             drop(slot);
-            if let Ok(Ok(stream)) = answered {
-                ended(stream).await;
+            match answered {
+                Ok(Ok(stream)) => ended(stream).await,
+                Ok(Err(_)) | Err(_) => own.turned.count(Reason::Watcher),
             }
         });
     }

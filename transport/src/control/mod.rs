@@ -28,6 +28,7 @@ mod liveness;
 mod sessions;
 mod tls;
 mod token;
+mod turned;
 
 #[cfg(test)]
 mod tests;
@@ -41,3 +42,4 @@ pub use join::{JoinAsk, JoinError, JoinGate, JoinRequest, Joined, MAX_REQUEST, M
 pub use lane::Lane;
 pub use link::LinkError;
 pub use token::{JoinToken, MIN_SECRET, TokenError};
+pub use turned::TurnedAway;

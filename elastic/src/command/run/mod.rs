@@ -209,6 +209,7 @@ fn options(args: &RunArgs, config: &Config) -> Result<Options, String> {
         checkpoint_folder: absolute(&config.checkpoint_folder())?,
         listen,
         advertise,
+        tensor_port: args.tensor_port.unwrap_or(0),
         join: args.join.clone(),
         token: args.token.clone(),
         founds,
@@ -295,6 +296,10 @@ fn named(text: &str, flag: &str) -> Result<(), String> {
 fn is_this_node(address: SocketAddr, listen: SocketAddr, advertise: Option<SocketAddr>) -> bool {
     if advertise == Some(address) {
         return true;
+    }
+    // Several nodes of one machine may have the same port at different addresses.
+    if !listen.ip().is_unspecified() && listen.port() != 0 {
+        return address == listen;
     }
     let local = UdpSocket::bind(SocketAddr::new(address.ip(), 0)).is_ok();
     local

@@ -77,7 +77,7 @@ fn watcher() -> Watcher {
     let report = move |store, boot| {
         let _ = send.send((store, boot));
     };
-    let liveness = Liveness::new(1, Arc::new(report));
+    let liveness = Liveness::new(1, Arc::new(report), Arc::default());
     liveness.set_store(store(1));
     Watcher { liveness, dead }
 }
