@@ -2,6 +2,7 @@
 //! [`crate::command::dispatch`].
 
 mod ckpt;
+mod collectives;
 
 use std::path::PathBuf;
 
@@ -11,6 +12,7 @@ use job::NodeId;
 use crate::config::{ConfigError, Resolved, reference};
 use crate::exit::EXIT_CODES;
 pub use ckpt::{CkptCommand, ExportDtype, FromHfArgs, HfModel, ShowArgs, ToHfArgs};
+pub use collectives::CollectivesArgs;
 
 /// Fault-tolerant, elastic pretraining.
 #[derive(Debug, Parser)]
@@ -305,6 +307,11 @@ pub enum BenchCommand {
             Every figure is the median of the rounds; PyTorch, elastic and the raw copies take turns."
     )]
     Checkpoint(CheckpointArgs),
+    /// Sums and moves tensors between processes of this machine, in the columns of
+    /// nccl-tests, beside the limits of its memory and sockets.
+    #[command(after_help = "Example:\n  elastic bench collectives -b 8 -e 128M -n 2,4 \
+            --python .venv/bin/python --json rows.json")]
+    Collectives(CollectivesArgs),
 }
 
 /// Arguments of `elastic bench recovery`.

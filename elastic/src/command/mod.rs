@@ -18,6 +18,7 @@ use clap::Parser;
 use crate::cli::{BenchCommand, Cli, Command, DataCommand, RunArgs};
 use crate::config::split_arguments;
 use crate::exit::Exit;
+pub(crate) use bench::{Backend, Op};
 pub(crate) use job::ask;
 pub(crate) use print::print;
 pub(crate) use run::{FOUNDER, JOIN_LINE, uncreatable};
@@ -60,6 +61,7 @@ pub fn dispatch(cli: Cli) -> Exit {
         Command::Bench(BenchCommand::Step(args)) => {
             worker::exec(&["bench", "step"], &args.arguments)
         }
+        Command::Bench(BenchCommand::Collectives(args)) => bench::collectives(&args),
     }
 }
 

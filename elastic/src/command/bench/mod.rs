@@ -7,9 +7,10 @@
 //! killed, the first of them like the others.
 //!
 //! `elastic bench step` is the worker's: it needs the model. `elastic bench
-//! checkpoint` has a module of its own.
+//! checkpoint` and `elastic bench collectives` have modules of their own.
 
 mod checkpoint;
+mod collectives;
 mod figures;
 mod group;
 mod record;
@@ -24,6 +25,8 @@ use crate::{
     config::{Config, Resolved},
     exit::Exit,
 };
+pub(super) use collectives::collectives;
+pub(crate) use collectives::{Backend, Op};
 use figures::{Figures, quiet_steps};
 use group::Group;
 use round::{Kind, Sample};
