@@ -311,8 +311,9 @@ fn a_line_to_paste_can_be_pasted() {
     shell.args(["-c", &format!("exec {line} --node-id=pasted --listen=127.0.0.1:0")]);
     shell.env("PATH", places.expect("a search path")).stdin(Stdio::null()).stdout(Stdio::null());
     let mut joiner = Killed(shell.spawn().expect("a shell"));
-    run.wait("node that was pasted in", LIMIT, |run| {
-        run.history().of("node_admitted").any(|line| line["node"] == "pasted").then_some(())
+    run.wait("plan with the node that was pasted in", LIMIT, |run| {
+        let last = run.history().of("planned").last()?["mesh"].clone();
+        last.as_array()?.iter().any(|node| node == "pasted").then_some(())
     });
     kill(Pid::from_raw(joiner.0.id().cast_signed()), SIGTERM).expect("it runs");
     joiner.0.wait().expect("it is a child");
