@@ -89,6 +89,48 @@ impl Random {
     }
 }
 
+/// A text of protocol 2.
+fn text(text: &str) -> Vec<u8> {
+    [&b"X"[..], &(text.len() as u32).to_le_bytes(), text.as_bytes()].concat()
+}
+
+/// An object of PyTorch's with these fields.
+fn object(class: &str, fields: &[(&str, Vec<u8>)]) -> Vec<u8> {
+    let fields = fields.iter().flat_map(|(name, value)| [text(name), value.clone()].concat());
+    let class = format!("ctorch.distributed.checkpoint.{class}\n").into_bytes();
+    [class, b")\x81}(".to_vec(), fields.collect(), b"ub".to_vec()].concat()
+}
+
+/// Indices that tell something long once and refer to it thousands of times.
+fn bombs() -> [(&'static str, Vec<u8>); 2] {
+    let index = |planner: Vec<u8>, storage: Vec<u8>| {
+        let empty = b"}".to_vec();
+        let fields =
+            [("state_dict_metadata", empty), ("planner_data", planner), ("storage_data", storage)];
+        [b"\x80\x02".to_vec(), object("metadata\nMetadata", &fields), b".".to_vec()].concat()
+    };
+    let long = [text(&"x".repeat(60_000)), b"q\0\x85".to_vec()].concat();
+    let path = |n: usize| if n == 0 { long.clone() } else { b"h\0\x85".to_vec() };
+    let paths = (0..8000).flat_map(|n| [text(&n.to_string()), path(n)].concat());
+    let paths = [b"}(".to_vec(), paths.collect(), b"u".to_vec()].concat();
+
+    let wide = [b"(".to_vec(), b"K\0".repeat(100_000), b"tq\0".to_vec()].concat();
+    let offset = |n: usize| if n == 0 { wide.clone() } else { b"h\0".to_vec() };
+    let zero = || b"K\0".to_vec();
+    let info = [("relative_path", text("f")), ("offset", zero()), ("length", zero())];
+    let info = object("filesystem\n_StorageInfo", &info);
+    let places = (0..2000).flat_map(|n| {
+        let fields = [("fqn", text(&n.to_string())), ("index", zero()), ("offset", offset(n))];
+        [object("metadata\nMetadataIndex", &fields), info.clone()].concat()
+    });
+    let places = [b"}(".to_vec(), places.collect(), b"u".to_vec()].concat();
+    let empty = || b"}".to_vec();
+    [
+        ("one long key in many paths", index(paths, empty())),
+        ("one long offset of many shards", index(empty(), places)),
+    ]
+}
+
 /// One test for all, as the memory is counted over the whole process.
 #[test]
 fn no_input_panics_or_fills_the_memory() {
@@ -103,6 +145,9 @@ fn no_input_panics_or_fills_the_memory() {
             corpus.push((path.display().to_string(), std::fs::read(path).unwrap()));
         }
         corpus.sort_unstable();
+        if target.0 == "index" {
+            corpus.extend(bombs().map(|(story, bytes)| (story.to_owned(), bytes)));
+        }
         assert!(!corpus.is_empty(), "{} has no corpus", target.0);
         corpus.iter().for_each(|(name, bytes)| check(target, bytes, name));
         let (start, mut seed) = (Instant::now(), 0u64);
