@@ -7,6 +7,7 @@
 pub mod agent;
 pub mod clock;
 pub mod control_group;
+mod lifeline;
 pub mod observer;
 mod pipe;
 pub mod worker;

@@ -333,7 +333,9 @@ fn run_help() -> String {
         elastic run --standalone 4 examples/shakespeare.toml    four nodes on this machine\n  \
         elastic run job.toml --nodes 2:8                        found a job\n  \
         elastic run job.toml --join host1:29400 --token T       the same job on another node\n  \
-        elastic run job.toml --training.steps 100 --print-config\n\n{}\n{EXIT_CODES}",
+        elastic run job.toml --training.steps 100 --print-config\n\n\
+        Logs are in DUMP_FOLDER/nodes/NAME; ELASTIC_LOG=debug writes more, \
+        ELASTIC_LOG_FORMAT=json writes JSON.\n\n{}\n{EXIT_CODES}",
         reference()
     )
 }

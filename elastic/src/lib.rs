@@ -9,3 +9,4 @@ pub mod command;
 pub mod config;
 pub mod exit;
 mod launch;
+pub mod log;

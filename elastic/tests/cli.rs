@@ -101,7 +101,7 @@ fn the_configuration_is_printed_with_its_origins() {
 fn data_and_checkpoints() {
     let prepare = ["data", "prepare", "a.txt", "--out", "d", "--validation-fraction", "0.25"];
     check(&prepare, 0, "d: 9 tokens to train on, 3 to validate on, from 1 text; digest ");
-    check(&["data", "prepare", "b.txt", "--out", "d"], 1, "elastic: cannot read the text b.txt: ");
+    check(&["data", "prepare", "b.txt", "--out", "d"], 2, "elastic: cannot read the text b.txt: ");
     check(&["ckpt", "ls", "nowhere"], 1, "elastic: cannot read nowhere: No such file");
     check(&["ckpt", "verify", "."], 1, ". holds no checkpoint: no .metadata, no step-N");
 }

@@ -80,6 +80,8 @@ pub struct WorkerStatus {
     pub step: Option<u64>,
     /// Loss of that step.
     pub loss: Option<f32>,
+    /// Tokens of that step, of all ranks, over its wall time.
+    pub tokens_per_s: Option<f64>,
 }
 
 /// Why an agent could not be asked.

@@ -59,7 +59,26 @@ pub(super) fn publish(
         &Record::Commit(commit.clone()),
         |known| matches!(known, Record::Commit(known) if known.stage == commit.stage),
     )?;
-    folder.publish(&commit).map_err(|error| error.to_string())
+    let path = folder.publish(&commit).map_err(|error| error.to_string())?;
+    // Saves of earlier steps that somebody did not live to complete.
+    folder.recover().map_err(|error| error.to_string())?;
+    Ok(path)
+}
+
+/// Removes what was written of a save that can never be complete.
+pub(super) fn discard(
+    folder: &Folder,
+    era: Era,
+    generation: Generation,
+    step: Step,
+) -> Result<(), String> {
+    let stage = folder.stage(&stage_name(era.0, generation.0, step.0));
+    match std::fs::remove_dir_all(&stage) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(format!("cannot remove the failed save {}: {error}", stage.display()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// An era above this group's own in the ledger.
@@ -97,6 +116,8 @@ pub(super) fn verify(folder: &Folder, step: Step, record: &CheckpointRecord) -> 
     if !folder.step(step.0).exists() {
         publish(folder, step, record)?;
     }
+    // A folder of its own remembers nothing: what was sound once may be damaged by now.
+    let folder = Folder::open(folder.root()).map_err(|error| error.to_string())?;
     let newest = folder.newest().map_err(|error| error.to_string())?;
     if newest.checkpoint.as_ref().is_some_and(|(found, _)| *found == step.0) {
         return Ok(());

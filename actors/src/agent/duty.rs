@@ -11,6 +11,7 @@ use job::{
     message::AgentMessage,
     planner::{Effect, Limits},
     report::NodeReport,
+    state::Phase,
 };
 use ractor::ActorRef;
 use transport::control::Lane;
@@ -52,7 +53,7 @@ impl State {
         match leader.hear(&job.state, Beat { from, sent_micros }, report, clock::moment()) {
             Hearing::Fenced(cause) => {
                 let Some(from) = from else { return };
-                tracing::debug!(%node, cause, "a fenced process start beats");
+                tracing::debug!(peer = %node, cause, "a fenced process start beats");
                 let fenced = AgentMessage::Fenced { boot, cause };
                 let _ = self.control.send(from, Lane::Control, codec::encode(&fenced).into());
                 return;
@@ -115,10 +116,16 @@ impl State {
     fn perform(&mut self, myself: &ActorRef<Message>, effect: Effect) {
         let folder = Arc::clone(&self.checkpoints);
         match effect {
+            Effect::Discard { era, generation, step } => self.offload(myself, move || {
+                Done::Kept(checkpoints::discard(&folder, era, generation, step))
+            }),
             Effect::Assemble { era, generation, step, shards } => {
-                self.offload(myself, move || Done::Assembled {
-                    step,
-                    result: checkpoints::assemble(&folder, era, generation, step, &shards),
+                self.offload(myself, move || {
+                    let result = checkpoints::assemble(&folder, era, generation, step, &shards);
+                    if result.is_err() {
+                        let _ = checkpoints::discard(&folder, era, generation, step);
+                    }
+                    Done::Assembled { step, result }
                 });
             }
             Effect::Verify(step) => {
@@ -156,7 +163,7 @@ impl State {
                 if let Some(leader) = &mut self.leader {
                     leader.proposal_ended();
                 }
-                self.job = self.group.state().borrow().clone();
+                self.catch_up();
                 self.decide(myself);
             }
             Done::Changed => {
@@ -166,9 +173,7 @@ impl State {
             }
             Done::Assembled { step, result } => match result {
                 Ok(command) => self.propose(myself, command),
-                Err(why) => self.notice(Notice::Warning(format!(
-                    "checkpoint of step {step} was not completed: {why}"
-                ))),
+                Err(why) => self.not_completed(myself, step, &why),
             },
             Done::Verified { step, result } => {
                 if let Err(why) = &result {
@@ -186,6 +191,19 @@ impl State {
                 }
             }
         }
+    }
+
+    /// A save whose index could not be written. Another one follows, unless this was
+    /// the last.
+    fn not_completed(&mut self, myself: &ActorRef<Message>, step: Step, why: &str) {
+        let job = self.job();
+        if step == job.spec.total_steps || job.phase == Phase::Stopping {
+            let why = format!("the last checkpoint, of step {step}, was not completed: {why}");
+            let fail = Command::Fail { why, final_: false, at: clock::timestamp() };
+            return self.propose(myself, fail);
+        }
+        let line = format!("checkpoint of step {step} was not completed: {why}");
+        self.notice(Notice::Warning(line));
     }
 
     fn answer(&mut self, beats: &[Beat]) {

@@ -65,7 +65,7 @@ impl State {
             Outcome::Interrupted | Outcome::Fenced(_) => Duration::ZERO,
             _ => self.options.timeouts.reap,
         };
-        let speaks = self.holds_rank_zero() || (self.leads() && self.linked.is_empty());
+        let speaks = self.speaks();
         for worker in self.slots.workers() {
             match reap {
                 Duration::ZERO => worker.handle.kill(),

@@ -26,6 +26,7 @@ use transport::control::{
 use super::{
     Error, Notice, Options,
     checkpoints::{self, Claim},
+    knocking::Knocking,
 };
 use crate::{
     clock,
@@ -81,10 +82,13 @@ pub(super) async fn enter(
         None
     } else {
         let entered = match patience(options, &checkpoints)? {
-            Some(patience) => match join(options, id, &endpoint, patience).await {
-                Err(_) if options.founds => None,
-                joined => Some(joined?),
-            },
+            Some(patience) => {
+                let knocking = Knocking::new(options, patience, notices.clone());
+                match join(options, id, &endpoint, patience, &knocking).await {
+                    Err(_) if options.founds => None,
+                    joined => Some(joined?),
+                }
+            }
             None => None,
         };
         let (identity, founding) = match entered {
@@ -196,6 +200,7 @@ fn found(
         config_digest: options.proposal.config_digest.iter().map(|b| format!("{b:02x}")).collect(),
         seed: 0,
         ca_pin: String::new(),
+        config: serde_json::from_str(&options.proposal.config).unwrap_or_default(),
     };
     let claim = checkpoints::claim(folder, &genesis, options.node.as_str(), options.reforms)
         .map_err(Error::Checkpoints)?;
@@ -212,11 +217,13 @@ fn found(
             )));
         }
         Claim::Foreign(owner) => {
+            let theirs = owner.config.to_string();
             return Err(Error::Refused(format!(
-                "checkpoint folder {} belongs to job {} with another configuration: choose another \
-                 folder, or start anew with --fresh",
+                "checkpoint folder {} belongs to job {} with another configuration: {}; choose \
+                 another folder, or start anew with --fresh",
                 folder.root().display(),
-                owner.job
+                owner.job,
+                (options.difference)(&options.proposal.config, &theirs)
             )));
         }
     };
@@ -249,6 +256,7 @@ async fn join(
     store: StoreId,
     endpoint: &Control,
     patience: Duration,
+    knocking: &Knocking,
 ) -> Result<(Identity, Founding), Error> {
     let token = options.token.as_deref().ok_or_else(|| {
         Error::Refused(
@@ -260,7 +268,6 @@ async fn join(
     let deadline = clock::now() + patience;
     let taken_until = clock::now() + options.timeouts.reform.min(patience);
     loop {
-        let mut last = None;
         let own = endpoint.local_addr().ok();
         for address in options.join.iter().filter(|address| Some(**address) != own) {
             let tried = endpoint
@@ -287,17 +294,17 @@ async fn join(
                     | JoinError::Busy { .. }
                     | JoinError::Timeout { .. }),
                 ) => {
-                    last = Some(error.to_string());
+                    knocking.not_yet(error.to_string());
                 }
                 // The name may still be taken by an earlier start of this very node.
                 Err(error @ JoinError::Refused { .. }) if clock::now() < taken_until => {
-                    last = Some(error.to_string());
+                    knocking.not_yet(error.to_string());
                 }
                 Err(error) => return Err(Error::Refused(error.to_string())),
             }
         }
         if clock::now() >= deadline {
-            let why = last.unwrap_or_else(|| "no address was given".into());
+            let why = knocking.answer();
             return Err(Error::Refused(format!("cannot join the job: {why}")));
         }
         tokio::time::sleep(RETRY).await;

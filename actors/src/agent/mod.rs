@@ -10,6 +10,7 @@ mod checkpoints;
 mod duty;
 mod ending;
 mod enter;
+mod knocking;
 mod node_agent;
 mod peers;
 mod slots;
@@ -23,6 +24,8 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc};
 use job::{
     NodeId, command::Event, report::Progress, spec::JobSpec, state::JobState, timeouts::Timeouts,
 };
+
+use crate::observer::Place;
 
 pub use admin::{AdminError, Request, Response, Status, WorkerStatus, request};
 
@@ -232,6 +235,7 @@ pub async fn run(
     wishes: tokio::sync::mpsc::Receiver<Wish>,
     notices: tokio::sync::mpsc::Sender<Notice>,
 ) -> Result<Ended, Error> {
+    Place::change(|place| place.node = Some(options.node.clone()));
     let entered = enter::enter(&options, &notices).await?;
     node_agent::serve(options, entered, wishes, notices).await
 }

@@ -29,7 +29,7 @@ use super::{
 use crate::{
     clock,
     control_group::{Applied, Handle as Group, Role, Snapshot},
-    observer::Recorder,
+    observer::{Place, Recorder},
 };
 
 pub(super) struct NodeAgent;
@@ -284,19 +284,32 @@ impl State {
         self.myself().map(|node| node.incarnation)
     }
 
-    /// Whether rank 0 of the newest plan is this node's, of whichever process
-    /// start: one node speaks also of a job that ended before it started.
-    pub(super) fn holds_rank_zero(&self) -> bool {
-        let first = self.job().plan.as_ref().and_then(|plan| plan.members.first());
-        first.is_some_and(|first| first.worker.node == self.options.node)
+    /// Whether it is for this node to speak of the job's end: rank 0 of the newest
+    /// plan is its own, of whichever process start, since one node speaks also of a
+    /// job that ended before it started; or nobody has rank 0 and it leads.
+    pub(super) fn speaks(&self) -> bool {
+        let job = self.job();
+        let first = job.plan.as_ref().and_then(|plan| plan.members.first());
+        let first = first.map(|first| &first.worker.node);
+        match first.filter(|name| job.nodes.get(name).is_some_and(Node::is_live)) {
+            Some(name) => *name == self.options.node || (self.leads() && self.linked.is_empty()),
+            None => self.leads(),
+        }
     }
 
     pub(super) fn leads(&self) -> bool {
         self.leader.is_some()
     }
 
-    pub(super) fn applied(&mut self, myself: &ActorRef<Message>, entry: &Applied<Event>) {
+    /// Takes up the newest committed state.
+    pub(super) fn catch_up(&mut self) {
         self.job = self.group.state().borrow().clone();
+        let generation = self.job().plan.as_ref().map(|plan| plan.generation);
+        Place::change(|place| place.generation = generation);
+    }
+
+    pub(super) fn applied(&mut self, myself: &ActorRef<Message>, entry: &Applied<Event>) {
+        self.catch_up();
         if let Applied::Events { index, events } = entry {
             for event in events {
                 self.recorder.event(*index, event);
@@ -352,7 +365,7 @@ impl State {
         if !late {
             self.reap_silent_workers();
         }
-        self.job = self.group.state().borrow().clone();
+        self.catch_up();
         self.reconcile(myself);
         self.beat(myself);
         self.decide(myself);

@@ -83,6 +83,7 @@ impl Slots {
             saved: Vec::new(),
             accuses: None,
             save_failed: None,
+            unloadable: None,
             finished: None,
         };
         let now = clock::now();
@@ -185,6 +186,7 @@ impl Worker {
         if concerns && self.told_plan < plan.generation {
             self.told_plan = plan.generation;
             self.report.accuses = None;
+            self.report.unloadable = None;
             self.handle.send(ToWorker::Plan { plan: Box::new(plan.clone()), rank });
         }
         if let Some(seal) = &state.seal
@@ -197,13 +199,23 @@ impl Worker {
         }
     }
 
+    /// It cannot go on (LS-4): the leader need not wait until it is gone.
+    pub(super) fn dying(&mut self, why: String) {
+        if !matches!(self.report.state, WorkerState::Fatal(_)) {
+            self.report.state = WorkerState::Dying(why);
+        }
+    }
+
     /// Takes a message into the report.
     pub(super) fn hear(&mut self, message: FromWorker) -> Urgency {
         self.heard = clock::now();
         match message {
             FromWorker::Ready { address } => {
                 self.report.address = Some(address);
-                self.report.state = WorkerState::Ready;
+                // A word of a worker that is dying by now comes late.
+                if self.report.state == WorkerState::Starting {
+                    self.report.state = WorkerState::Ready;
+                }
             }
             FromWorker::Sealed(sealed) => self.report.sealed = Some(sealed),
             FromWorker::Accuses { generation, rank, .. } => {
@@ -226,7 +238,10 @@ impl Worker {
                 let surplus = self.report.saved.len().saturating_sub(MOST_SAVED);
                 self.report.saved.drain(..surplus);
             }
-            FromWorker::SaveFailed { step, why } => self.report.save_failed = Some((step, why)),
+            FromWorker::SaveFailed(failed) => self.report.save_failed = Some(failed),
+            FromWorker::Unloadable { generation, why } => {
+                self.report.unloadable = Some((generation, why));
+            }
             FromWorker::Finished(report) => self.report.finished = Some(report),
             FromWorker::Fatal(why) => self.report.state = WorkerState::Fatal(why),
             FromWorker::Beat | FromWorker::Restored(_) | FromWorker::Validated { .. } => {

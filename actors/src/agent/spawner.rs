@@ -13,7 +13,10 @@ use std::{
     sync::{OnceLock, mpsc},
 };
 
-use crate::worker::AGENT_FD;
+use crate::{
+    lifeline::Lifeline,
+    worker::{AGENT_FD, LIFELINE_FD},
+};
 
 /// What to start.
 #[derive(Clone, Debug)]
@@ -23,14 +26,20 @@ pub(super) struct Program {
     pub(super) log: PathBuf,
 }
 
-struct Request {
-    program: Program,
-    reply: mpsc::Sender<io::Result<(Child, UnixStream)>>,
+/// What was started, and what connects it to this process.
+pub(super) struct Started {
+    pub(super) child: Child,
+    pub(super) stream: UnixStream,
+    pub(super) lifeline: Lifeline,
 }
 
-/// Starts a process that dies with this one and is connected to it by a socket
-/// pair.
-pub(super) fn spawn(program: Program) -> io::Result<(Child, UnixStream)> {
+struct Request {
+    program: Program,
+    reply: mpsc::Sender<io::Result<Started>>,
+}
+
+/// Starts a process that dies with this one.
+pub(super) fn spawn(program: Program) -> io::Result<Started> {
     static SPAWNER: OnceLock<mpsc::Sender<Request>> = OnceLock::new();
     let spawner = SPAWNER.get_or_init(|| {
         let (sender, requests) = mpsc::channel::<Request>();
@@ -52,14 +61,18 @@ pub(super) fn spawn(program: Program) -> io::Result<(Child, UnixStream)> {
 
 /// The descriptor number under which a child finds its agent.
 const CHILD_FD: i32 = 3;
+/// The one under which it finds its lifeline.
+const CHILD_LIFELINE_FD: i32 = 4;
 
-fn start(program: &Program) -> io::Result<(Child, UnixStream)> {
-    let (ours, theirs) = UnixStream::pair()?;
+fn start(program: &Program) -> io::Result<Started> {
+    let (stream, theirs) = UnixStream::pair()?;
+    let (lifeline, memory) = Lifeline::new()?;
     let log = std::fs::OpenOptions::new().create(true).append(true).open(&program.log)?;
     let mut command = Command::new(&program.path);
     command
         .envs(program.environment.iter().map(|(key, value)| (key, value)))
         .env(AGENT_FD, CHILD_FD.to_string())
+        .env(LIFELINE_FD, CHILD_LIFELINE_FD.to_string())
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log);
@@ -67,25 +80,27 @@ fn start(program: &Program) -> io::Result<(Child, UnixStream)> {
     let parent = std::process::id();
     // SAFETY: only async-signal-safe system calls on plain values.
     unsafe {
-        command.pre_exec(move || prepare_child(theirs.as_raw_fd(), parent));
+        command.pre_exec(move || prepare_child(theirs.as_raw_fd(), memory.as_raw_fd(), parent));
     }
     let child = command.spawn().map_err(|error| {
         io::Error::new(error.kind(), format!("cannot start {}: {error}", program.path.display()))
     })?;
-    Ok((child, ours))
+    Ok(Started { child, stream, lifeline })
 }
 
 /// Runs in the child between fork and exec.
-fn prepare_child(socket: i32, parent: u32) -> io::Result<()> {
-    // SAFETY: plain system calls; the descriptor belongs to this child.
+fn prepare_child(socket: i32, memory: i32, parent: u32) -> io::Result<()> {
+    // SAFETY: plain system calls; the descriptors belong to this child.
     unsafe {
-        let dead = if socket == CHILD_FD {
-            // dup2 onto itself would keep close-on-exec.
-            libc::fcntl(socket, libc::F_SETFD, 0)
-        } else {
-            libc::dup2(socket, CHILD_FD)
-        };
-        if dead < 0 || libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) < 0 {
+        // Out of each other's way first: dup2 onto itself would keep close-on-exec, and
+        // onto the other one would close it.
+        let above = CHILD_LIFELINE_FD + 1;
+        let socket = libc::fcntl(socket, libc::F_DUPFD_CLOEXEC, above);
+        let memory = libc::fcntl(memory, libc::F_DUPFD_CLOEXEC, above);
+        if libc::dup2(socket, CHILD_FD) < 0
+            || libc::dup2(memory, CHILD_LIFELINE_FD) < 0
+            || libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) < 0
+        {
             return Err(io::Error::last_os_error());
         }
         // The parent may have died before the call above.

@@ -9,7 +9,7 @@ use super::{
     admin::{Request, Response, Status, WorkerStatus},
     node_agent::{Message, State},
 };
-use crate::clock;
+use crate::{clock, observer::tokens_per_s};
 
 impl State {
     pub(super) fn admin(&mut self, myself: &ActorRef<Message>, request: Request) -> Response {
@@ -62,6 +62,7 @@ impl State {
             state: worker.report.state.clone(),
             step: worker.report.progress.map(|progress| progress.step.0),
             loss: worker.report.progress.map(|progress| progress.loss),
+            tokens_per_s: worker.report.progress.as_ref().map(tokens_per_s),
         });
         Status {
             node: self.options.node.clone(),

@@ -1,5 +1,6 @@
-//! The actor that owns one worker process: its socket pair, its pidfd, its end.
-//! The process never outlives the actor.
+//! The actor that owns one worker process: its socket pair, its lifeline, its
+//! pidfd, its end. Death is noticed by whichever of the three is first (LS-4); a
+//! process counts as gone when the pidfd says so. It never outlives the actor.
 
 use std::{
     os::{fd::OwnedFd, unix::process::ExitStatusExt},
@@ -17,9 +18,9 @@ use tokio::sync::mpsc;
 
 use super::{
     node_agent,
-    spawner::{self, Program},
+    spawner::{self, Program, Started},
 };
-use crate::pipe;
+use crate::{lifeline::Lifeline, pipe};
 
 pub(super) struct WorkerProcess;
 
@@ -34,12 +35,14 @@ pub(super) enum Message {
     Kill,
     FromWorker(FromWorker),
     PipeClosed,
+    Dying,
     Died(String),
 }
 
 pub(super) struct State {
     worker: WorkerId,
     agent: ActorRef<node_agent::Message>,
+    pid: u32,
     pidfd: OwnedFd,
     outbox: mpsc::Sender<ToWorker>,
 }
@@ -48,6 +51,8 @@ pub(super) struct State {
 #[derive(Debug)]
 pub(super) enum Heard {
     Message(FromWorker),
+    /// It cannot go on, and is not gone yet.
+    Dying(String),
     Exited(String),
 }
 
@@ -79,13 +84,12 @@ impl WorkerProcess {
     ) -> Result<Handle, String> {
         let worker = arguments.worker;
         let agent = arguments.agent.clone();
-        let (child, stream) =
-            tokio::task::spawn_blocking(move || spawner::spawn(arguments.program))
-                .await
-                .map_err(|error| error.to_string())?
-                .map_err(|error| error.to_string())?;
-        let pid = child.id();
-        let prepared = prepare(child, stream, worker, agent).map_err(|error| error.to_string())?;
+        let started = tokio::task::spawn_blocking(move || spawner::spawn(arguments.program))
+            .await
+            .map_err(|error| error.to_string())?
+            .map_err(|error| error.to_string())?;
+        let pid = started.child.id();
+        let prepared = prepare(started, worker, agent).map_err(|error| error.to_string())?;
         let (actor, _) = Actor::spawn_linked(None, Self, prepared, supervisor)
             .await
             .map_err(|error| error.to_string())?;
@@ -97,17 +101,16 @@ pub(super) struct Prepared {
     state: State,
     receiver: pipe::Receiver<FromWorker>,
     child: Child,
+    lifeline: Lifeline,
 }
 
 fn prepare(
-    mut child: Child,
-    stream: std::os::unix::net::UnixStream,
+    Started { mut child, stream, lifeline }: Started,
     worker: WorkerId,
     agent: ActorRef<node_agent::Message>,
 ) -> std::io::Result<Prepared> {
     let parts = (|| {
-        let pid = Pid::from_child(&child);
-        let pidfd = pidfd_open(pid, PidfdFlags::NONBLOCK)?;
+        let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::NONBLOCK)?;
         stream.set_nonblocking(true)?;
         Ok((pidfd, tokio::net::UnixStream::from_std(stream)?))
     })();
@@ -128,7 +131,8 @@ fn prepare(
             }
         }
     });
-    Ok(Prepared { state: State { worker, agent, pidfd, outbox }, receiver, child })
+    let state = State { worker, agent, pid: child.id(), pidfd, outbox };
+    Ok(Prepared { state, receiver, child, lifeline })
 }
 
 impl Actor for WorkerProcess {
@@ -139,7 +143,7 @@ impl Actor for WorkerProcess {
     async fn pre_start(
         &self,
         myself: ActorRef<Message>,
-        Prepared { state, mut receiver, mut child }: Prepared,
+        Prepared { state, mut receiver, mut child, lifeline }: Prepared,
     ) -> Result<State, ActorProcessingErr> {
         let mailbox = myself.clone();
         tokio::spawn(async move {
@@ -150,6 +154,12 @@ impl Actor for WorkerProcess {
             }
             let _ = mailbox.send_message(Message::PipeClosed);
         });
+        let (mailbox, watched) = (myself.clone(), lifeline.clone());
+        let watch = std::thread::Builder::new().name("lifeline".into());
+        watch.spawn(move || {
+            watched.wait();
+            let _ = mailbox.send_message(Message::Dying);
+        })?;
         let reaper = std::thread::Builder::new().name("reaper".into());
         reaper.spawn(move || {
             let why = match child.wait() {
@@ -157,6 +167,7 @@ impl Actor for WorkerProcess {
                 Err(error) => format!("cannot be waited for: {error}"),
             };
             let _ = myself.send_message(Message::Died(why));
+            lifeline.cut();
         })?;
         Ok(state)
     }
@@ -183,6 +194,12 @@ impl Actor for WorkerProcess {
             }
             // A worker without a pipe cannot be told anything (LIVE-2).
             Message::PipeClosed => state.kill(),
+            Message::Dying => {
+                // Certain by then, whoever wrote into the page.
+                state.kill();
+                let why = Heard::Dying(cause(state.pid));
+                let _ = state.agent.send_message(node_agent::Message::Worker(state.worker, why));
+            }
             Message::Died(why) => {
                 let exited = node_agent::Message::Worker(state.worker, Heard::Exited(why));
                 let _ = state.agent.send_message(exited);
@@ -206,6 +223,16 @@ impl State {
     fn kill(&mut self) {
         // Fails only when it is dead already.
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+    }
+}
+
+/// Why a process is dying that cannot be waited for yet: the last field of its
+/// `stat`, as `wait(2)` will give it.
+fn cause(pid: u32) -> String {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    match stat.split_whitespace().next_back().and_then(|status| status.parse().ok()) {
+        None | Some(0) => "died".to_owned(),
+        Some(status) => describe(ExitStatus::from_raw(status)),
     }
 }
 

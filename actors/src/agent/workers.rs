@@ -5,6 +5,7 @@ use job::{
     WorkerId,
     message::{FromWorker, ToWorker},
     plan::WorkerRef,
+    report::SaveFailed,
     spec::JobSpec,
     state::Node,
 };
@@ -30,6 +31,14 @@ impl State {
                 self.finish_ending();
                 return;
             }
+            Heard::Dying(why) => {
+                if let Some(worker) = self.slots.worker(id) {
+                    tracing::info!(pid = worker.report.pid, why, "worker is dying");
+                    worker.dying(why);
+                    self.beat(myself);
+                }
+                return;
+            }
             Heard::Message(message) => message,
         };
         let rank = self.rank_of(id);
@@ -46,15 +55,19 @@ impl State {
             FromWorker::Validated { step, loss } => {
                 self.notice(Notice::Validated { step: *step, loss: *loss });
             }
-            FromWorker::SaveFailed { step, why } => {
+            FromWorker::SaveFailed(SaveFailed { step, why, .. }) => {
                 let line = format!("checkpoint of step {step} was not saved: {why}");
                 self.notice(Notice::Warning(line));
             }
             FromWorker::Accuses { generation, why, .. } => {
                 tracing::info!(generation = generation.0, why, "a collective broke");
             }
+            FromWorker::Unloadable { generation, why } => {
+                tracing::warn!(generation = generation.0, why, "a checkpoint cannot be loaded");
+            }
             FromWorker::Fatal(why) => {
-                self.notice(Notice::Warning(format!("worker cannot run: {why}")));
+                // What follows is told: the job fails, or the group goes on without it.
+                tracing::error!(rank, why, "worker cannot run");
             }
             _ => {}
         }

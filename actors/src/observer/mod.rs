@@ -1,5 +1,8 @@
 //! What a node records for people and machines: the committed events and the
-//! steps of its ranks as JSON lines, each with the node's own clock.
+//! steps of its ranks as JSON lines, each with the node's own clock, and where
+//! the process stands, for its log.
+
+mod place;
 
 use std::{
     fs::{File, OpenOptions},
@@ -11,6 +14,8 @@ use job::{NodeId, Step, command::Event, report::Progress};
 use serde::Serialize;
 
 use crate::clock;
+
+pub use place::Place;
 
 /// The node's record files.
 #[derive(Debug)]
@@ -27,7 +32,8 @@ struct EventLine<'a> {
     index: u64,
     /// Microseconds since the Unix epoch when this node applied it.
     seen: u64,
-    node: &'a NodeId,
+    /// That node. Events have a `node` of their own, the one they are about.
+    seen_by: &'a NodeId,
     #[serde(flatten)]
     event: &'a Event,
 }
@@ -64,21 +70,26 @@ impl Recorder {
 
     /// Records a committed event. A full disk costs the record, not the job.
     pub fn event(&mut self, index: u64, event: &Event) {
-        let line = EventLine { index, seen: clock::timestamp().0, node: &self.node, event };
+        let line = EventLine { index, seen: clock::timestamp().0, seen_by: &self.node, event };
         write(&mut self.events, &line);
     }
 
     /// Records a step of a rank on this node.
     pub fn step(&mut self, rank: u32, progress: &Progress) {
         self.newest = self.newest.max(progress.step);
-        let seconds = progress.micros.max(1) as f64 / 1e6;
-        let tokens_per_s = progress.tokens as f64 / seconds;
+        let tokens_per_s = tokens_per_s(progress);
         let seen = clock::timestamp().0;
         write(
             &mut self.metrics,
             &StepLine { seen, node: &self.node, rank, progress, tokens_per_s },
         );
     }
+}
+
+/// Of all ranks together, in this step.
+#[must_use]
+pub fn tokens_per_s(progress: &Progress) -> f64 {
+    progress.tokens as f64 / (progress.micros.max(1) as f64 / 1e6)
 }
 
 const METRICS: &str = "metrics.jsonl";
@@ -107,5 +118,25 @@ fn write(file: &mut File, line: &impl Serialize) {
     });
     if let Err(error) = written {
         tracing::warn!(%error, "an event could not be recorded");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use job::{Incarnation, plan::Timestamp};
+
+    use super::*;
+
+    #[test]
+    fn a_record_says_who_saw_it_and_whom_it_is_about() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let name = |name| NodeId::new(name).expect("a good name");
+        let mut recorder = Recorder::open(folder.path(), name("n1")).expect("a writable folder");
+        let (incarnation, at) = (Incarnation(2), Timestamp(3));
+        recorder.event(7, &Event::NodeLeaving { node: name("n2"), incarnation, at });
+        let line = std::fs::read_to_string(folder.path().join("events.jsonl")).expect("a record");
+        assert_eq!(line.matches("\"node\":").count(), 1, "{line}");
+        let line: serde_json::Value = serde_json::from_str(&line).expect("JSON");
+        assert_eq!((&line["seen_by"], &line["node"]), (&"n1".into(), &"n2".into()));
     }
 }

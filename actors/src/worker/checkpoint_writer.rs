@@ -8,7 +8,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use job::{Era, Generation, Step, message::FromWorker, report::ShardSaved};
+use job::{
+    Era, Generation, Step,
+    message::FromWorker,
+    report::{SaveFailed, ShardSaved},
+};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
@@ -98,13 +102,16 @@ impl Actor for CheckpointWriter {
         let Save { era, generation, step, rank, ranks, stage, snapshot, stall } = save;
         let written = tokio::task::spawn_blocking(move || {
             snapshot.write(&stage, rank).inspect_err(|_| {
-                // What cannot be completed must not keep the disk full.
+                // What cannot be completed must not keep the disk full. The leader
+                // removes what others wrote.
                 let _ = std::fs::remove_file(stage.join(format!("__{rank}_0.distcp")));
+                let _ = std::fs::remove_dir(&stage);
             })
         })
-        .await;
+        .await
+        .unwrap_or_else(|_| Err("the writing thread panicked".into()));
         let message = match written {
-            Ok(Ok(index)) => FromWorker::Saved(ShardSaved {
+            Ok(index) => FromWorker::Saved(ShardSaved {
                 era,
                 generation,
                 step,
@@ -113,8 +120,9 @@ impl Actor for CheckpointWriter {
                 stall_micros: u64::try_from(stall.as_micros()).unwrap_or(u64::MAX),
                 index: job::codec::encode(&index),
             }),
-            Ok(Err(why)) => FromWorker::SaveFailed { step, why },
-            Err(_) => FromWorker::SaveFailed { step, why: "the writing thread panicked".into() },
+            Err(why) => {
+                FromWorker::SaveFailed(SaveFailed { era, generation, step, rank, ranks, why })
+            }
         };
         // The rank's end of the pipe is gone only when the process ends.
         let _ = out.send(message).await;

@@ -23,6 +23,7 @@ use super::{
     rank::{Order, Watch},
     steps::Steps,
 };
+use crate::observer::Place;
 
 pub(super) struct DeviceThread {
     pub(super) start: Start,
@@ -213,6 +214,8 @@ impl Device {
                 self.verdict = None;
             }
             Restore::Checkpoint { step } => {
+                // What is half loaded is nobody's state (HEAL-1).
+                self.lineage = None;
                 self.trainer.load(&self.checkpoints.step(step.0))?;
                 self.verdict = None;
             }
@@ -231,6 +234,8 @@ impl Device {
             )));
         }
         self.lineage = Some((plan.era, plan.generation));
+        Place::change(|place| place.step = Some(step));
+        tracing::info!(generation = plan.generation.0, tier = seal.restore.tier(), "goes on");
         Ok(())
     }
 
@@ -252,6 +257,11 @@ impl Device {
             TrainerError::Aborted => Ok(()),
             TrainerError::Collective(error) => {
                 self.accuse(plan, &error);
+                Ok(())
+            }
+            TrainerError::Damaged(why) => {
+                let generation = plan.generation;
+                self.thread.tell(FromWorker::Unloadable { generation, why });
                 Ok(())
             }
             TrainerError::Fatal(why) => Err(why),

@@ -13,7 +13,10 @@ mod steps;
 mod trainer;
 
 use std::{
-    os::{fd::FromRawFd, unix::net::UnixStream},
+    os::{
+        fd::{BorrowedFd, FromRawFd, OwnedFd},
+        unix::net::UnixStream,
+    },
     path::PathBuf,
     process::ExitCode,
     time::Duration,
@@ -22,10 +25,16 @@ use std::{
 use job::{NodeId, WorkerId, message::ToWorker, spec::JobSpec};
 use tokio::sync::mpsc;
 
+use crate::lifeline;
+
 pub use trainer::{Applied, Snapshot, Trainer, TrainerError};
 
 /// The environment variable that tells a worker which descriptor leads to its agent.
 pub const AGENT_FD: &str = "ELASTIC_AGENT_FD";
+
+/// The environment variable that tells it which one is the page by which its agent
+/// notices its death (LS-4).
+pub const LIFELINE_FD: &str = "ELASTIC_LIFELINE_FD";
 
 /// Exit code of a worker that ended itself because its lease was gone.
 pub const FENCED: i32 = 4;
@@ -79,12 +88,15 @@ pub trait Factory: Send + 'static {
 /// the descriptor named by [`AGENT_FD`].
 #[must_use]
 pub fn run(factory: impl Factory) -> ExitCode {
-    let Some(stream) = inherited() else {
+    let Some(stream) = inherited(AGENT_FD).map(UnixStream::from) else {
         eprintln!(
             "elastic-worker is started by an agent (`elastic run`): {AGENT_FD} names no open socket"
         );
         return ExitCode::from(2);
     };
+    if let Some(Err(error)) = inherited(LIFELINE_FD).map(lifeline::hold) {
+        tracing::warn!(%error, "no robust futex: the agent notices a death by the pidfd alone");
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("rank")
@@ -104,19 +116,20 @@ pub fn run(factory: impl Factory) -> ExitCode {
     }
 }
 
-fn inherited() -> Option<UnixStream> {
-    let fd: i32 = std::env::var(AGENT_FD).ok()?.parse().ok()?;
+/// The open descriptor whose number an environment variable holds.
+pub(crate) fn inherited(variable: &str) -> Option<OwnedFd> {
+    let fd: i32 = std::env::var(variable).ok()?.parse().ok()?;
     if fd < 3 || nix::fcntl::fcntl(borrowed(fd), nix::fcntl::FcntlArg::F_GETFD).is_err() {
         return None;
     }
     // SAFETY: the agent opened this descriptor for us before exec, it is open,
     // and nothing else in this process knows its number.
-    Some(unsafe { UnixStream::from_raw_fd(fd) })
+    Some(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-fn borrowed(fd: i32) -> std::os::fd::BorrowedFd<'static> {
+fn borrowed(fd: i32) -> BorrowedFd<'static> {
     // SAFETY: used for one fcntl call that fails harmlessly when it is not open.
-    unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) }
+    unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
 /// The first message as a value.

@@ -22,7 +22,7 @@ use super::{
     Factory, checkpoint_writer::CheckpointWriter, device_thread::DeviceThread, lease::Lease,
     out_queue, start_of,
 };
-use crate::pipe;
+use crate::{observer::Place, pipe};
 
 /// What the device thread is told, in order.
 pub(super) enum Order {
@@ -117,7 +117,7 @@ pub(super) async fn serve(stream: UnixStream, factory: impl Factory) -> ExitCode
     {
         Ok(stream) => stream,
         Err(error) => {
-            eprintln!("elastic-worker cannot use its agent's socket: {error}");
+            tracing::error!(%error, "the agent's socket cannot be used");
             return ExitCode::FAILURE;
         }
     };
@@ -126,14 +126,15 @@ pub(super) async fn serve(stream: UnixStream, factory: impl Factory) -> ExitCode
         Ok(Some(first)) => first,
         Ok(None) => return ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("elastic-worker: {error}; {OTHER_BUILD}");
+            tracing::error!(%error, "{OTHER_BUILD}");
             return ExitCode::FAILURE;
         }
     };
     let Some((start, bind)) = start_of(first) else {
-        eprintln!("elastic-worker: the agent's first message is not a start");
+        tracing::error!("the agent's first message is not a start");
         return ExitCode::FAILURE;
     };
+    Place::change(|place| place.node = Some(start.node.clone()));
     let (out, mut outbox) = out_queue();
     tokio::spawn(async move {
         while let Some(message) = outbox.recv().await {
@@ -168,7 +169,7 @@ pub(super) async fn serve(stream: UnixStream, factory: impl Factory) -> ExitCode
     };
     let device = DeviceThread { start, listener, inbox, watch, lease, writer, out: out.clone() };
     if let Err(error) = device.spawn(factory) {
-        eprintln!("elastic-worker cannot start its device thread: {error}");
+        tracing::error!(%error, "the device thread cannot be started");
         return ExitCode::FAILURE;
     }
     tokio::spawn(beat(out));
@@ -185,7 +186,7 @@ pub(super) async fn serve(stream: UnixStream, factory: impl Factory) -> ExitCode
                 }
                 Ok(None) => break "the agent is gone".to_owned(),
                 Err(error) => {
-                    eprintln!("elastic-worker: {error}; {OTHER_BUILD}");
+                    tracing::error!(%error, "{OTHER_BUILD}");
                     break format!("the agent's socket broke: {error}");
                 }
             }
@@ -238,6 +239,9 @@ impl Actor for Rank {
                 return Ok(());
             }
             Message::FromAgent(ToWorker::Plan { plan, rank }) => {
+                Place::change(|place| {
+                    (place.generation, place.rank) = (Some(plan.generation), rank);
+                });
                 state.watch.planned(plan.generation, plan.stop);
                 Order::Plan { plan, rank }
             }

@@ -16,6 +16,7 @@ use super::{
     device_thread::{Device, micros},
     lease::Held,
 };
+use crate::observer::Place;
 
 /// What the steps of a generation need to know.
 pub(super) struct Steps<'a> {
@@ -44,6 +45,8 @@ impl Device {
             let started = Instant::now();
             let applied = self.step(steps, mesh)?;
             let spent = micros(started.elapsed());
+            Place::change(|place| place.step = Some(applied.step));
+            tracing::debug!(loss = f64::from(applied.loss), micros = spent, "step applied");
             if first {
                 first = false;
                 let timing = ResumeTiming { step_micros: spent, ..steps.timing };
@@ -95,8 +98,8 @@ impl Device {
             Held::Valid => Ok(()),
             Held::Aborted => Err(TrainerError::Aborted),
             Held::Lost => {
-                eprintln!(
-                    "elastic-worker: the lease lapsed and was not renewed: this rank is fenced and ends"
+                tracing::error!(
+                    "the lease lapsed and was not renewed: this rank is fenced and ends"
                 );
                 // LIVE-2: nothing of a fenced rank may outlive it, whatever its
                 // other threads are doing.

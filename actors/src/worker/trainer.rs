@@ -21,6 +21,10 @@ pub enum TrainerError {
     /// The abort flag was seen between two blocks of compute.
     #[error("aborted between two blocks")]
     Aborted,
+    /// The checkpoint to be loaded is damaged: another one may be good (CKPT-1). The
+    /// text names the file.
+    #[error("{0}")]
+    Damaged(String),
     /// Another try would meet the same error.
     #[error("{0}")]
     Fatal(String),
@@ -116,7 +120,7 @@ pub trait Trainer {
     /// Replaces the state by a checkpoint's, as much as its place needs.
     ///
     /// # Errors
-    /// [`TrainerError::Fatal`] naming the tensor or file.
+    /// [`TrainerError::Damaged`] and [`TrainerError::Fatal`], naming the tensor or file.
     fn load(&mut self, checkpoint: &Path) -> Result<Step, TrainerError>;
 
     /// Copies this rank's share of the state for a checkpoint.

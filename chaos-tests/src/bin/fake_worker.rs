@@ -3,5 +3,6 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    elastic::log::to(std::io::stderr);
     actors::worker::run(chaos_tests::fake::FakeFactory)
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use actors::worker::Snapshot;
+use actors::worker::{Snapshot, TrainerError};
 use dcp::{Checkpoint, Dtype, Region, ShardIndex, ShardWriter, Value};
 
 use super::arithmetic::{SIZE, State};
@@ -48,10 +48,13 @@ impl Copied {
 }
 
 /// Reads a checkpoint that any number of ranks wrote.
-pub(super) fn load(folder: &Path) -> Result<State, String> {
-    read(folder)
-        .map_err(|error| error.to_string())?
-        .ok_or_else(|| format!("{} is not a checkpoint of the fake trainer", folder.display()))
+pub(super) fn load(folder: &Path) -> Result<State, TrainerError> {
+    let other = format!("{} is not a checkpoint of the fake trainer", folder.display());
+    match read(folder) {
+        Ok(state) => state.ok_or(TrainerError::Fatal(other)),
+        Err(error) if error.is_damage() => Err(TrainerError::Damaged(error.to_string())),
+        Err(error) => Err(TrainerError::Fatal(error.to_string())),
+    }
 }
 
 fn read(folder: &Path) -> Result<Option<State>, dcp::Error> {

@@ -6,7 +6,8 @@
 //! sharded checkpoints and live transfer. A wrong weight anywhere changes every
 //! digest after it. Time passes by sleeping, so many ranks fit on few cores.
 //!
-//! `ELASTIC_FAKE_MICROS` is the time that a micro-batch takes.
+//! `ELASTIC_FAKE_MICROS` is the time that a micro-batch takes,
+//! `ELASTIC_FAKE_LOAD_MICROS` the time until a checkpoint is read.
 
 mod arithmetic;
 mod checkpoint;
@@ -35,6 +36,9 @@ use arithmetic::{Hash, Sum, hash};
 /// Environment variable with the time of a micro-batch in microseconds.
 pub const MICROS: &str = "ELASTIC_FAKE_MICROS";
 
+/// Environment variable with the time before a checkpoint is read in microseconds.
+pub const LOAD_MICROS: &str = "ELASTIC_FAKE_LOAD_MICROS";
+
 /// Builds the trainer of a `fake-worker` process.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FakeFactory;
@@ -46,8 +50,11 @@ impl Factory for FakeFactory {
         if config.parallelism.sharding != Sharding::Replicated {
             return Err("the fake trainer keeps whole replicas: parallelism.sharding = none".into());
         }
-        let micros = std::env::var(MICROS).unwrap_or_else(|_| "0".into());
-        let micros = micros.parse().map_err(|_| format!("{MICROS}={micros} is no number"))?;
+        let time = |variable: &str| {
+            let micros = std::env::var(variable).unwrap_or_else(|_| "0".into());
+            let number = micros.parse().map_err(|_| format!("{variable}={micros} is no number"));
+            number.map(Duration::from_micros)
+        };
         let timeouts = config.timeouts().map_err(|error| error.to_string())?;
         let settings = Settings {
             checkpoint_interval: config.checkpoint.interval,
@@ -59,7 +66,8 @@ impl Factory for FakeFactory {
         };
         let trainer = FakeTrainer {
             seed: config.training.seed,
-            micro_batch: Duration::from_micros(micros),
+            micro_batch: time(MICROS)?,
+            loading: time(LOAD_MICROS)?,
             state: None,
             prepared: None,
             place: None,
@@ -74,6 +82,7 @@ impl Factory for FakeFactory {
 struct FakeTrainer {
     seed: u64,
     micro_batch: Duration,
+    loading: Duration,
     state: Option<State>,
     prepared: Option<Sum>,
     place: Option<(u32, Shares)>,
@@ -238,7 +247,8 @@ impl Trainer for FakeTrainer {
 
     fn load(&mut self, folder: &std::path::Path) -> Result<Step, TrainerError> {
         self.prepared = None;
-        let state = checkpoint::load(folder).map_err(TrainerError::Fatal)?;
+        sleep(self.loading);
+        let state = checkpoint::load(folder)?;
         let step = Step(state.step);
         self.state = Some(state);
         Ok(step)

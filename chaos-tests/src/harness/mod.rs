@@ -39,6 +39,8 @@ pub struct Setup {
     pub name: &'static str,
     /// Nodes on this machine.
     pub nodes: u32,
+    /// `--min-nodes`.
+    pub min_nodes: u32,
     /// Steps to train.
     pub steps: u64,
     /// Micro-batches of a step.
@@ -52,6 +54,8 @@ pub struct Setup {
     pub fake: Option<(PathBuf, Duration)>,
     /// Further arguments.
     pub arguments: Vec<String>,
+    /// Further environment variables.
+    pub environment: Vec<(&'static str, String)>,
 }
 
 /// A group of nodes on this machine. Dropping it ends every process of it.
@@ -121,7 +125,8 @@ impl Run {
         let log = log.expect("a log for the run");
         let mut command = Command::new(elastic());
         command
-            .args(["run", "--min-nodes", "1", "--standalone", &setup.nodes.to_string()])
+            .args(["run", "--min-nodes", &setup.min_nodes.to_string()])
+            .args(["--standalone", &setup.nodes.to_string()])
             .args(["--max-failures", "200"])
             .arg("--summary")
             .arg(self.folder.join("summary.json"))
@@ -135,6 +140,7 @@ impl Run {
             .arg(format!("--checkpoint.interval={}", setup.checkpoint_interval))
             .args(["--model.name=llama3", "--model.flavor=byte-1M"])
             .args(&setup.arguments)
+            .envs(setup.environment.iter().map(|(key, value)| (key, value)))
             .env(process::MARK, &self.folder)
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a second handle of the log"))

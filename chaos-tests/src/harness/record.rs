@@ -193,13 +193,7 @@ fn fact(line: &Value) -> String {
     let mut fact = line.clone();
     if let Some(fields) = fact.as_object_mut() {
         fields.remove("seen");
-        let is_about_a_node = fields
-            .get("kind")
-            .and_then(Value::as_str)
-            .is_some_and(|kind| kind.starts_with("node_"));
-        if !is_about_a_node {
-            fields.remove("node");
-        }
+        fields.remove("seen_by");
     }
     fact.to_string()
 }

@@ -2,15 +2,19 @@
 
 use std::{
     fs,
-    io::Write as _,
+    io::{BufRead as _, BufReader, Write as _},
     net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
     path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
     thread::sleep,
     time::{Duration, Instant},
 };
 
 use chaos_tests::harness::{Random, Run, Setup, dataset, elastic};
+use nix::{
+    sys::signal::{Signal::SIGTERM, kill},
+    unistd::Pid,
+};
 
 use crate::{LIMIT, fake, quiet, quiet_real, real};
 
@@ -147,9 +151,20 @@ fn bad_texts_and_tokens_are_named() {
         let text = text.display().to_string();
         let out = dump.join("out").display().to_string();
         let arguments = ["data", "prepare", &text, "--out", &out].map(str::to_owned);
-        check("text", &arguments, FAILED, &[&text, words]);
+        check("text", &arguments, REFUSED, &[&text, words]);
         assert!(!dump.join("out").exists(), "nothing is written");
     }
+    let nowhere = dump.join("nowhere");
+    for standalone in [&["--standalone=2"][..], &["--node-id=n1", "--listen=127.0.0.1:0"]] {
+        let arguments = command(&real("missing", 1), &folder("missing"), &nowhere, standalone);
+        let words = [&nowhere.display().to_string(), "elastic data prepare"];
+        check("no dataset", &arguments, DO_NOT_REQUEUE, &words);
+    }
+    let job = dump.join("job.toml");
+    let text = format!("[training]\ndataset_path = \"{}\"\n", nowhere.display());
+    fs::write(&job, text).expect("a file");
+    let arguments = ["bench", "step", &job.display().to_string()].map(str::to_owned);
+    check("no dataset to measure on", &arguments, REFUSED, &["elastic data prepare"]);
 
     let cut = dump.join("cut");
     fs::create_dir(&cut).expect("a folder");
@@ -163,6 +178,49 @@ fn bad_texts_and_tokens_are_named() {
     let (expected, actual) = (length.to_string(), (length - 1000).to_string());
     check("cut token file", &arguments, DO_NOT_REQUEUE, &["train.tok", &expected, &actual]);
 }
+
+/// What all nodes of a group meet is said once.
+#[test]
+fn a_refusal_of_a_group_is_one_line() {
+    let setup = fake("refusal", 4, 0);
+    let refused = |what, dump: &Path, further: &[&str], words: &[&str]| {
+        let further = [&["--standalone=4"], further].concat();
+        check(what, &command(&setup, dump, dataset(), &further), REFUSED, words);
+    };
+    let unwritable = ["--checkpoint.folder=/proc/nope"];
+    refused("unwritable", &folder("unwritable"), &unwritable, &["/proc/nope cannot be written"]);
+    let nowhere = Path::new("/proc/nope");
+    refused("no dump folder", nowhere, &[], &["cannot create /proc/nope", "job.dump_folder"]);
+    let node = ["--node-id=n1", "--listen=127.0.0.1:0"];
+    let one = command(&setup, nowhere, dataset(), &node);
+    check("no dump folder", &one, REFUSED, &["cannot create /proc/nope", "job.dump_folder"]);
+}
+
+/// Whoever waits for a node that does not answer is told so, and for how long.
+#[test]
+fn a_join_to_nobody_says_that_it_waits() {
+    let nobody = TcpListener::bind("127.0.0.1:0").and_then(|door| door.local_addr());
+    let nobody = nobody.expect("a port that was free").to_string();
+    let (setup, dump) = (fake("nobody", 1, 0), folder("nobody"));
+    let join = ["--node-id=n2", "--listen=127.0.0.1:0", "--token", STRANGE, "--join", &nobody];
+    let arguments = command(&setup, &dump, dataset(), &join);
+    let mut child = Command::new(elastic());
+    let child = child.args(arguments).stdin(Stdio::null()).stdout(Stdio::null());
+    let started = Instant::now();
+    let mut child = Killed(child.stderr(Stdio::piped()).spawn().expect("the command starts"));
+    let mut line = String::new();
+    let said = child.0.stderr.take().map(BufReader::new).expect("a pipe").read_line(&mut line);
+    let after = started.elapsed();
+    drop(child);
+    eprintln!("join to nobody: after {} ms: {line}", after.as_millis());
+    said.expect("it says something");
+    let again = line.split_once("asks again for ").expect("until when").1;
+    assert!(again.starts_with(|c: char| c.is_ascii_digit()) && line.contains(&nobody), "{line}");
+    assert!(after < Duration::from_secs(2), "after {after:?}");
+}
+
+/// Another job's token.
+const STRANGE: &str = "E1.0123456789abcdef0123456789abcdef";
 
 /// The address of a node and what it printed for joiners.
 fn door(run: &Run) -> Option<(String, String)> {
@@ -187,8 +245,7 @@ fn traj_1_a_refused_node_does_not_show() {
         command(&other, &[&further[..], &["--node-id", node, key]].concat())
     };
 
-    let strange = "E1.0123456789abcdef0123456789abcdef";
-    let case = join("other", strange, "--max-failures=9");
+    let case = join("other", STRANGE, "--max-failures=9");
     check("another job's token", &case, REFUSED, &[&address, "refused the join token"]);
     let case = join("other", &token, "--optimizer.lr=0.5");
     check("another configuration", &case, REFUSED, &["optimizer.lr is 0.5 here and 0.0008 there"]);
@@ -219,9 +276,57 @@ fn traj_1_a_refused_node_does_not_show() {
     let checkpoints = format!("--checkpoint.folder={}", own.join("checkpoint").display());
     let case = command(&other, &[&node[..], &[&checkpoints]].concat());
     check("another job's checkpoints", &case, REFUSED, &["--reform", "--join", "--token"]);
+    let keys = ["--optimizer.lr=0.5", "--optimizer.beta2=0.9"];
+    let case = command(&other, &[&node[..], &[&checkpoints], &keys[..]].concat());
+    let words = [
+        "optimizer.lr is 0.5 here and 0.0008 there",
+        "optimizer.beta2 is 0.9 here and 0.95 there",
+        "--fresh",
+    ];
+    check("another configuration in another job's checkpoints", &case, REFUSED, &words);
 
     run.launch();
     assert_eq!(&run.finish(LIMIT), expected);
+}
+
+/// A command that is refused prints a line: pasted into a shell, it adds a node.
+#[test]
+fn a_line_to_paste_can_be_pasted() {
+    let setup = Setup { steps: 1_000_000, ..fake("paste", 2, 10) };
+    let mut run = Run::start(setup.clone());
+    run.wait_step(3, LIMIT);
+    let refused = command(&setup, run.folder(), dataset(), &["--standalone=2"]);
+    let said = output(Command::new(elastic()).args(refused)).stderr;
+    let said = String::from_utf8_lossy(&said);
+    let line = said.lines().last().expect("a line to paste");
+    let places = std::env::join_paths(
+        elastic()
+            .parent()
+            .map(Path::to_owned)
+            .into_iter()
+            .chain(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())),
+    );
+    let mut shell = Command::new("sh");
+    // Its own name and port: the founder of this test is on the same machine.
+    shell.args(["-c", &format!("exec {line} --node-id=pasted --listen=127.0.0.1:0")]);
+    shell.env("PATH", places.expect("a search path")).stdin(Stdio::null()).stdout(Stdio::null());
+    let mut joiner = Killed(shell.spawn().expect("a shell"));
+    run.wait("plan with the node that was pasted in", LIMIT, |run| {
+        let last = run.history().of("planned").last()?["mesh"].clone();
+        last.as_array()?.iter().any(|node| node == "pasted").then_some(())
+    });
+    kill(Pid::from_raw(joiner.0.id().cast_signed()), SIGTERM).expect("it runs");
+    joiner.0.wait().expect("it is a child");
+}
+
+/// A process that does not outlive its test.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// Every address of a running group.
@@ -308,9 +413,11 @@ fn check_damage(name: &'static str, damage: fn(&mut Vec<u8>)) {
     let mut run = Run::start(fake(name, 2, 5));
     let newest = run.wait("two checkpoints", LIMIT, |run| {
         let saved = run.history().checkpoints();
-        saved.last().filter(|_| saved.len() > 1).copied()
+        let newest = saved.last().filter(|_| saved.len() > 1)?;
+        // A commit comes before the rename.
+        let named = run.folder().join(format!("checkpoint/step-{newest}")).exists();
+        named.then_some(*newest)
     });
-    // A commit comes before the rename: by then it has its name.
     run.wait_step(newest + 5, LIMIT);
     run.kill_all();
     let saved = run.history().checkpoints();
@@ -348,6 +455,44 @@ fn ckpt_1_a_damaged_checkpoint_is_kept_aside() {
     check_damage("cut-shard", |bytes| bytes.truncate(bytes.len() - 1));
 }
 
+/// Folders of saves that are not published.
+fn stages(run: &Run) -> Vec<String> {
+    let entries = fs::read_dir(run.folder().join("checkpoint")).expect("checkpoints").flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.filter(|name| name.starts_with(".stage-")).collect()
+}
+
+#[test]
+fn lg_2_a_save_that_fails_on_one_rank_leaves_nothing_behind() {
+    const BAD: u64 = 20;
+    let expected = quiet();
+    let setup = fake("half-saved", 2, 20);
+    let folder = folder("half-saved-checkpoints");
+    // Rank 1 cannot write its shard; rank 0 can.
+    for generation in 1..6 {
+        let stage = folder.join(format!(".stage-0-{generation}-{BAD}"));
+        fs::create_dir_all(stage.join("__1_0.distcp")).expect("something in the way");
+    }
+    let arguments = vec![format!("--checkpoint.folder={}", folder.display())];
+    let mut run = Run::start(Setup { arguments, ..setup });
+    run.wait("step after the failed save", LIMIT, |run| {
+        let failed = fs::read_to_string(run.folder().join("run.log")).ok()?;
+        failed.contains(&format!("checkpoint of step {BAD} was not saved")).then_some(())
+    });
+    let generation = run.history().of("planned").last().expect("a plan")["generation"].clone();
+    let stage = folder.join(format!(".stage-0-{generation}-{BAD}"));
+    run.wait("removal of the failed save", Duration::from_secs(5), |_| {
+        (!stage.exists()).then_some(())
+    });
+    assert!(run.step() < 2 * BAD, "before the next save could clean up");
+    let digests = run.finish(LIMIT);
+    assert!(!run.history().checkpoints().contains(&BAD));
+    assert_eq!(&digests, expected);
+    let left = fs::read_dir(&folder).expect("checkpoints").flatten();
+    let left: Vec<_> = left.map(|entry| entry.file_name()).collect();
+    assert!(left.iter().all(|name| !name.to_string_lossy().starts_with(".stage-")), "{left:?}");
+}
+
 #[test]
 fn ckpt_1_a_full_disk_loses_no_checkpoint() {
     let expected = quiet_real();
@@ -366,6 +511,7 @@ fn ckpt_1_a_full_disk_loses_no_checkpoint() {
     eprintln!("full-disk: checkpoints {saved:?}, exit {:?}: {said}", limited.status.code());
     assert_eq!(limited.status.code(), Some(FAILED));
     assert!(said.contains("File too large") && said.contains("checkpoint"), "{said}");
+    assert_eq!(stages(&run), [""; 0], "what was written of it is removed");
     assert_eq!(run.history().checkpoints(), saved, "none is committed that is not whole");
     verify(&run, &saved);
 

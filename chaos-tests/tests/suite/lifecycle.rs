@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use chaos_tests::harness::{Run, elastic, send};
+use chaos_tests::harness::{Run, Setup, elastic, send};
 use nix::sys::signal::{
     Signal::{SIGINT, SIGKILL, SIGTERM},
     kill,
@@ -88,6 +88,27 @@ fn traj_1_a_stop_and_a_start_do_not_show() {
         assert!(run.processes().is_empty(), "{:?}", run.processes());
         run.launch();
     }
+    let digests = run.finish(LIMIT);
+    assert_eq!(run.history().redone(), 0, "a stop costs no step");
+    assert_eq!(&digests, expected);
+}
+
+#[test]
+fn traj_1_a_stop_below_min_nodes_saves_what_is_left() {
+    let expected = quiet();
+    let mut run = Run::start(Setup { min_nodes: 2, ..fake("stop-below", 2, 5) });
+    run.wait_step(5, LIMIT);
+    ask(&run, &["drain", "n2"]);
+    run.wait("empty mesh", LIMIT, |run| {
+        run.history().of("planned").last()?["mesh"].as_array()?.is_empty().then_some(())
+    });
+    ask(&run, &["stop"]);
+    let status = run.end(Duration::from_secs(30));
+    let saved = run.history().checkpoints().last().copied();
+    eprintln!("stop-below: exit {:?} at step {}, checkpoint {saved:?}", status.code(), run.step());
+    assert_eq!(status.code(), Some(130), "{}", run.report());
+    assert_eq!(saved, Some(run.step()), "a stop saves where it stands");
+    run.launch();
     let digests = run.finish(LIMIT);
     assert_eq!(run.history().redone(), 0, "a stop costs no step");
     assert_eq!(&digests, expected);

@@ -8,7 +8,9 @@ mod bad_input;
 mod data;
 mod leftovers;
 mod lifecycle;
+mod logs;
 mod recovery;
+mod scrape;
 mod tidy;
 mod trajectory;
 
@@ -32,12 +34,14 @@ fn fake(name: &'static str, nodes: u32, millis: u64) -> Setup {
     Setup {
         name,
         nodes,
+        min_nodes: 1,
         steps: STEPS,
         micro_batches: 8,
         seed: 42,
         checkpoint_interval: 20,
         fake: Some((program, Duration::from_millis(millis))),
         arguments: Vec::new(),
+        environment: Vec::new(),
     }
 }
 

@@ -8,7 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use chaos_tests::harness::{Process, Run};
+use chaos_tests::{
+    fake::LOAD_MICROS,
+    harness::{Process, Run},
+};
 use nix::sys::signal::Signal::{SIGCONT, SIGSTOP};
 
 use crate::{LIMIT, fake, quiet};
@@ -17,7 +20,9 @@ use crate::{LIMIT, fake, quiet};
 fn killed_after(run: &mut Run, checkpoints: usize) -> Vec<u64> {
     let saved = run.wait("checkpoint", LIMIT, |run| {
         let saved = run.history().checkpoints();
-        (saved.len() >= checkpoints).then_some(saved)
+        // A commit comes before the rename: what is damaged next needs its name.
+        let named = run.folder().join(format!("checkpoint/step-{}", saved.last()?)).exists();
+        (named && saved.len() >= checkpoints).then_some(saved)
     });
     run.wait_step(saved.last().copied().unwrap_or(0) + 4, LIMIT);
     run.kill_all();
@@ -48,19 +53,54 @@ fn step_1_the_death_of_everything_costs_steps_only() {
     check_restart("all-4-3", 3);
 }
 
-#[test]
-fn ckpt_1_a_flipped_bit_is_named_and_the_older_checkpoint_used() {
-    let expected = quiet();
-    let mut run = Run::start(fake("damage", 2, 5));
-    let saved = killed_after(&mut run, 2);
-    let newest = *saved.last().expect("a checkpoint was committed");
-    let folder = run.folder().join("checkpoint").join(format!("step-{newest}"));
+/// Flips a bit in a shard of a checkpoint.
+#[track_caller]
+fn flip(run: &Run, step: u64) {
+    let folder = run.folder().join("checkpoint").join(format!("step-{step}"));
     let shard = fs::OpenOptions::new().write(true).read(true).open(folder.join("__0_0.distcp"));
     let shard = shard.unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     let middle = shard.metadata().expect("metadata").len() / 2;
     let mut byte = [0];
     shard.read_exact_at(&mut byte, middle).expect("a byte");
     shard.write_all_at(&[byte[0] ^ 1], middle).expect("a flipped bit");
+}
+
+#[test]
+fn ckpt_1_a_bit_that_flips_after_the_verification_costs_that_checkpoint_only() {
+    let expected = quiet();
+    let mut run = Run::start(fake("late-damage", 2, 5));
+    killed_after(&mut run, 2);
+    let seals = run.history().tiers().len();
+    // Between the seal, which needs a sound checkpoint, and the load.
+    run.setup.environment = vec![(LOAD_MICROS, "500000".into())];
+    run.launch();
+    let chosen = run.wait("seal from a checkpoint", LIMIT, |run| {
+        let history = run.history();
+        let seal = history.of("sealed").nth(seals)?.clone();
+        (seal["tier"] == "checkpoint").then(|| seal["restore"].as_u64())?
+    });
+    flip(&run, chosen);
+    let digests = run.finish(LIMIT);
+    let history = run.history();
+    let distrusted = history.of("checkpoint_distrusted").next().expect("the damage is told");
+    eprintln!("late-damage: {distrusted}, tiers {:?}", &history.tiers()[seals..]);
+    assert_eq!(distrusted["step"], chosen);
+    let next = history.of("sealed").nth(seals + 1).expect("another seal");
+    assert!(next["restore"].as_u64() < Some(chosen), "{next}");
+    let evicted = history
+        .of("node_evicted")
+        .filter(|line| line["cause"].as_str().is_some_and(|cause| cause.contains("cannot run")));
+    assert_eq!(evicted.count(), 0, "damage is nobody's death");
+    assert_eq!(&digests, expected);
+}
+
+#[test]
+fn ckpt_1_a_flipped_bit_is_named_and_the_older_checkpoint_used() {
+    let expected = quiet();
+    let mut run = Run::start(fake("damage", 2, 5));
+    let saved = killed_after(&mut run, 2);
+    let newest = *saved.last().expect("a checkpoint was committed");
+    flip(&run, newest);
     run.launch();
     let digests = run.finish(LIMIT);
     let history = run.history();

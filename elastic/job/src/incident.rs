@@ -153,6 +153,16 @@ impl Incidents {
         self.accounting
     }
 
+    /// The accounting with what goes on at `at` counted until then.
+    #[must_use]
+    pub fn accounting_at(&self, at: Timestamp) -> Accounting {
+        let mut until = self.clone();
+        if until.doing != Doing::Ended {
+            until.end(at);
+        }
+        until.accounting
+    }
+
     /// Starts the clock, at founding or after a stop.
     pub fn begin(&mut self, at: Timestamp) {
         if let Some(mark) = self.mark {

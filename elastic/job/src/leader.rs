@@ -13,7 +13,7 @@ use std::{
 };
 
 use crate::{
-    Generation, NodeId, Step, StoreId, WorkerId,
+    Era, Generation, NodeId, Step, StoreId, WorkerId,
     command::Event,
     plan::Timestamp,
     planner::{self, Decision, Effect, Heard, Limits, View},
@@ -77,6 +77,8 @@ pub struct Leader {
     changing: bool,
     /// Saves that are being assembled, and checkpoints that are being verified.
     working_on: BTreeSet<Step>,
+    /// Failed saves whose remains are removed.
+    discarded: BTreeSet<(Step, Era, Generation)>,
     newest_step: Step,
     /// The newest generation that was decided on.
     planned: Generation,
@@ -108,6 +110,7 @@ impl Leader {
             proposing: false,
             changing: false,
             working_on: BTreeSet::new(),
+            discarded: BTreeSet::new(),
             newest_step: Step(0),
             planned: Generation(0),
         }
@@ -213,10 +216,11 @@ impl Leader {
         self.refresh(state, at);
         let mut decision = planner::decide(state, &self.view, limits, entropy);
         self.proposing = !decision.commands.is_empty();
-        decision.effects.retain(|effect| {
-            self.working_on.insert(match effect {
-                Effect::Assemble { step, .. } | Effect::Verify(step) => *step,
-            })
+        decision.effects.retain(|effect| match effect {
+            Effect::Assemble { step, .. } | Effect::Verify(step) => self.working_on.insert(*step),
+            Effect::Discard { era, generation, step } => {
+                self.discarded.insert((*step, *era, *generation))
+            }
         });
         Some(decision)
     }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Generation, NodeId, Step, StoreId, WorkerId,
     plan::{Plan, Seal},
-    report::{FinalReport, NodeReport, Progress, ResumeTiming, Sealed, ShardSaved},
+    report::{FinalReport, NodeReport, Progress, ResumeTiming, SaveFailed, Sealed, ShardSaved},
     spec::JobSpec,
 };
 
@@ -121,11 +121,13 @@ pub enum FromWorker {
     Resumed(ResumeTiming),
     /// Its share of a checkpoint is durable.
     Saved(ShardSaved),
-    /// A checkpoint could not be written; training goes on.
-    SaveFailed {
-        /// The step.
-        step: Step,
-        /// Why.
+    /// Its share of a checkpoint could not be written; training goes on.
+    SaveFailed(SaveFailed),
+    /// The checkpoint of the seal is damaged.
+    Unloadable {
+        /// Sealed generation.
+        generation: Generation,
+        /// The damage, which names the file.
         why: String,
     },
     /// A validation pass.

@@ -67,6 +67,24 @@ pub struct ShardSaved {
     pub index: Vec<u8>,
 }
 
+/// A rank's share of a checkpoint could not be written: that save will never be
+/// complete, and training goes on.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SaveFailed {
+    /// Era in which the save began.
+    pub era: Era,
+    /// Generation in which the save began.
+    pub generation: Generation,
+    /// The step.
+    pub step: Step,
+    /// The rank.
+    pub rank: u32,
+    /// Number of ranks that save together.
+    pub ranks: u32,
+    /// Why, for people.
+    pub why: String,
+}
+
 /// A worker's latest step.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Progress {
@@ -128,7 +146,9 @@ pub enum WorkerState {
     Starting,
     /// It can take part in a plan.
     Ready,
-    /// It is gone or unusable; the text says why.
+    /// It cannot go on and is not gone yet (LS-4); the text says why.
+    Dying(String),
+    /// It is gone; the text says why.
     Lost(String),
     /// It met an error that another try would meet again.
     Fatal(String),
@@ -157,8 +177,11 @@ pub struct WorkerReport {
     pub saved: Vec<ShardSaved>,
     /// A peer whose tensor connection broke under it, by generation and rank.
     pub accuses: Option<(Generation, u32)>,
-    /// The newest checkpoint that it could not write, and why.
-    pub save_failed: Option<(Step, String)>,
+    /// The newest save in which it failed.
+    pub save_failed: Option<SaveFailed>,
+    /// Why it could not load the checkpoint from which that generation goes on: the
+    /// file was damaged since it was verified.
+    pub unloadable: Option<(Generation, String)>,
     /// At the end: what it computed.
     pub finished: Option<FinalReport>,
 }

@@ -103,12 +103,11 @@ fn step_of(name: &str) -> Option<u64> {
 
 /// The checkpoints that the ledger of a folder says exist; none without one.
 fn commits(root: &Path) -> Result<BTreeMap<u64, Commit>, Error> {
-    // Opening a folder would found a ledger.
     if !root.join("ledger").is_dir() {
         return Ok(BTreeMap::new());
     }
     let mut commits = BTreeMap::new();
-    for (_, record) in Folder::open(root)?.records()? {
+    for (_, record) in Folder::read_only(root).records()? {
         match record {
             Record::Commit(commit) => {
                 commits.insert(commit.step, commit);
@@ -227,6 +226,19 @@ mod tests {
         let text = tensors(&path).expect("a checkpoint");
         assert!(text.contains("float32   [2, 3]              1 shards  weight\n"), "{text}");
         assert!(text.contains("6 elements"), "{text}");
+    }
+
+    /// Also where nothing can be written: a mounted backup, another user's folder.
+    #[test]
+    fn looking_writes_nothing() {
+        let (root, path) = folder();
+        let ledger = root.path().join("ledger");
+        let touched = || fs::metadata(&ledger).and_then(|facts| facts.modified()).expect("a time");
+        let before = touched();
+        assert_eq!(list(root.path()), Exit::Finished);
+        assert_eq!(verify(root.path()), Exit::Finished);
+        assert_eq!(verify(&path), Exit::Finished);
+        assert_eq!(touched(), before, "a file was made in the ledger");
     }
 
     #[test]

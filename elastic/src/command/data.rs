@@ -34,7 +34,7 @@ pub(super) fn prepare(args: &PrepareArgs) -> Exit {
             ));
             Exit::Finished
         }
-        Err(error) => fail(Exit::Failed, &error),
+        Err(error) => fail(error.exit(), &error),
     }
 }
 
@@ -46,15 +46,28 @@ enum Error {
     NoText { path: PathBuf, what: &'static str },
     #[error("the text {} changed while it was read: {expected} bytes became {actual}", .path.display())]
     Changed { path: PathBuf, expected: u64, actual: u64 },
+    #[error("cannot create the folder {}: {error}", .path.display())]
+    Folder { path: PathBuf, error: io::Error },
     #[error("cannot write {}: {error}", .path.display())]
     Write { path: PathBuf, error: io::Error },
+}
+
+impl Error {
+    /// What another command line mends is refused before anything is written.
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Read { .. } | Self::NoText { .. } | Self::Folder { .. } => Exit::Usage,
+            Self::Changed { .. } | Self::Write { .. } => Exit::Failed,
+        }
+    }
 }
 
 fn write(args: &PrepareArgs) -> Result<Dataset, Error> {
     // All texts are looked at before anything is written.
     let lengths = args.texts.iter().map(|text| length(text)).collect::<Result<Vec<_>, _>>()?;
     let at = |error, path: &Path| Error::Write { path: path.to_owned(), error };
-    fs::create_dir_all(&args.out).map_err(|error| at(error, &args.out))?;
+    fs::create_dir_all(&args.out)
+        .map_err(|error| Error::Folder { path: args.out.clone(), error })?;
 
     let mut train = TokenFile::create(&args.out, TRAIN_FILE)?;
     let mut validation = TokenFile::create(&args.out, VALIDATION_FILE)?;
@@ -301,6 +314,6 @@ mod tests {
 
         let mut file = case(&[("good", b"text")], 0.05);
         file.args.out = file.args.texts[0].join("out");
-        refuse(&file, "cannot write good/out: Not a directory (os error 20)");
+        refuse(&file, "cannot create the folder good/out: Not a directory (os error 20)");
     }
 }

@@ -223,8 +223,6 @@ fn recorded_events(dump: &Path) -> Exit {
         let mut line = kind.replace('_', " ");
         for field in FIELDS {
             match value.get(field) {
-                // Every record names the node that wrote it; only some are about one.
-                Some(_) if field == "node" && !kind.starts_with("node") => {}
                 Some(serde_json::Value::String(text)) => line += &format!("  {field} {text}"),
                 Some(other) => line += &format!("  {field} {other}"),
                 None => {}

@@ -19,7 +19,7 @@ use crate::config::split_arguments;
 use crate::exit::Exit;
 pub(crate) use job::ask;
 pub(crate) use print::print;
-pub(crate) use run::{FOUNDER, JOIN_LINE};
+pub(crate) use run::{FOUNDER, JOIN_LINE, uncreatable};
 
 /// Runs the command line of this process.
 #[must_use]
@@ -61,10 +61,11 @@ pub fn dispatch(cli: Cli) -> Exit {
     }
 }
 
-/// Reports a failure.
+/// Reports a failure. An indented line is one to paste, and is left as it is.
 pub(crate) fn fail(exit: Exit, error: &dyn fmt::Display) -> Exit {
     for line in error.to_string().lines() {
-        eprintln!("elastic: {line}");
+        let who = if line.starts_with(' ') { "" } else { "elastic: " };
+        eprintln!("{who}{line}");
     }
     exit
 }

@@ -198,6 +198,9 @@ schema! {
     metrics: Metrics {
         /// Steps between log lines; the first step always logs.
         log_freq: u64 = 10, Integers(1, MAX), Node;
+        /// HOST:PORT where Prometheus scrapes /metrics; unset: nowhere. Of the nodes
+        /// of --standalone, the first answers.
+        prometheus_listen: Option<String> = None, NonEmpty, Node;
     }
     /// Membership, failures and time limits.
     elastic: Elastic {

@@ -100,7 +100,8 @@ fn every_problem_names_place_key_value_and_remedy() {
     refuse(
         "[metrics]\nsomething_else_altogether = 3",
         &[],
-        "job.toml:2: there is no key metrics.something_else_altogether: metrics has log_freq",
+        "job.toml:2: there is no key metrics.something_else_altogether: metrics has log_freq, \
+         prometheus_listen",
     );
     refuse(
         "[parallelism]\ntensor_parallel_degree = 4",

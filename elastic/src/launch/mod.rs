@@ -1,6 +1,7 @@
 //! Starting nodes: several on this machine ([`standalone`]).
 
 mod standalone;
+mod voices;
 
 use std::path::Path;
 

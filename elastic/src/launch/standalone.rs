@@ -6,17 +6,18 @@ use std::{
     fs,
     os::unix::process::{CommandExt, ExitStatusExt},
     path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus},
+    process::{Child, Command, ExitStatus, Stdio},
     sync::atomic::{AtomicU32, Ordering},
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
-use super::{STANDALONE, start_anew};
+use super::{STANDALONE, start_anew, voices::Voices};
 use crate::{
     cli::RunArgs,
-    command::{FOUNDER, JOIN_LINE, fail},
+    command::{FOUNDER, JOIN_LINE, fail, uncreatable},
     config::Config,
     exit::Exit,
 };
@@ -34,6 +35,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 struct Node {
     name: String,
     child: Option<Child>,
+    voice: Option<JoinHandle<()>>,
+    starts: u32,
     born: Instant,
     pause: Duration,
     start_at: Instant,
@@ -44,6 +47,7 @@ struct Group<'a> {
     args: &'a RunArgs,
     folder: PathBuf,
     token: String,
+    voices: Voices,
     nodes: Vec<Node>,
 }
 
@@ -51,7 +55,7 @@ struct Group<'a> {
 pub(crate) fn standalone(args: &RunArgs, config: &Config, nodes: u32) -> Exit {
     let folder = PathBuf::from(&config.job.dump_folder);
     if let Err(error) = fs::create_dir_all(&folder) {
-        return fail(Exit::Failed, &format!("cannot create {}: {error}", folder.display()));
+        return fail(Exit::Usage, &uncreatable(&folder, &error));
     }
     let _lock = match lock(&folder) {
         Ok(lock) => lock,
@@ -73,12 +77,15 @@ pub(crate) fn standalone(args: &RunArgs, config: &Config, nodes: u32) -> Exit {
     let node = |number: u32| Node {
         name: format!("n{number}"),
         child: None,
+        voice: None,
+        starts: 0,
         born: now,
         pause: Duration::ZERO,
         start_at: now,
         ended: None,
     };
-    let mut group = Group { args, folder, token, nodes: (1..=nodes).map(node).collect() };
+    let (voices, nodes) = (Voices::default(), (1..=nodes).map(node).collect());
+    let mut group = Group { args, folder, token, voices, nodes };
     let exit = group.run();
     for node in &mut group.nodes {
         node.kill();
@@ -95,6 +102,10 @@ impl Group<'_> {
                 if let Err(why) = self.tend(index) {
                     return fail(Exit::Failed, &why);
                 }
+            }
+            // It refuses the command line, which is everybody's.
+            if self.nodes.iter().any(Node::is_refused) {
+                return Exit::Usage;
             }
             let ends: Vec<Exit> = self.nodes.iter().filter_map(|node| node.ended).collect();
             if ends.len() == self.nodes.len() {
@@ -130,7 +141,7 @@ impl Group<'_> {
             None if Instant::now() >= node.start_at && !others_wait_for_founder => {
                 let command = self.command(index);
                 let node = &mut self.nodes[index];
-                node.start(command)
+                node.start(command, &self.voices)
             }
             None => Ok(()),
             Some(child) => {
@@ -210,16 +221,28 @@ impl Group<'_> {
 }
 
 impl Node {
-    fn start(&mut self, mut command: Command) -> Result<(), String> {
+    fn start(&mut self, mut command: Command, voices: &Voices) -> Result<(), String> {
         self.born = Instant::now();
-        let child =
-            command.spawn().map_err(|error| format!("cannot start {}: {error}", self.name))?;
+        self.starts += 1;
+        let cannot = |error| format!("cannot start {}: {error}", self.name);
+        let mut child = command.stderr(Stdio::piped()).spawn().map_err(cannot)?;
+        self.voice =
+            child.stderr.take().map(|node| voices.listen(node)).transpose().map_err(cannot)?;
         self.child = Some(child);
         Ok(())
     }
 
+    /// Whether its very first start was refused.
+    fn is_refused(&self) -> bool {
+        self.starts == 1 && self.ended == Some(Exit::Usage)
+    }
+
     fn exited(&mut self, status: ExitStatus) {
         self.child = None;
+        // Its last words come before what is said about its end.
+        if let Some(voice) = self.voice.take() {
+            let _ = voice.join();
+        }
         let final_ = match status.code() {
             Some(0) => Some(Exit::Finished),
             Some(1) => Some(Exit::Failed),
@@ -277,7 +300,7 @@ fn lock(folder: &Path) -> Result<nix::fcntl::Flock<fs::File>, String> {
         .map_err(|error| format!("cannot create {}: {error}", path.display()))?;
     nix::fcntl::Flock::lock(file, nix::fcntl::FlockArg::LockExclusiveNonblock).map_err(|_| {
         let line = fs::read_to_string(folder.join("nodes/n1").join(JOIN_LINE)).unwrap_or_default();
-        format!("a job is running in {}; to add a node to it:\n{}", folder.display(), line.trim())
+        format!("a job is running in {}; to add a node to it:\n  {}", folder.display(), line.trim())
     })
 }
 

@@ -7,13 +7,13 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
-use elastic::config::Config;
+use elastic::{config::Config, exit::Exit};
 use engine::Engine;
 use job::{Era, Generation, JobId, Token, shares::Shares};
 use serde::Serialize;
 use transport::collective::Solo;
 
-use crate::settings::engine_config;
+use crate::{dataset, settings::engine_config};
 
 /// What to measure.
 #[derive(Debug, Subcommand)]
@@ -49,20 +49,29 @@ struct Row {
 #[must_use]
 pub fn run(command: &Command) -> ExitCode {
     let Command::Step(arguments) = command;
-    match step(arguments) {
+    let (exit, done) = match configuration(arguments) {
+        Ok(config) => (Exit::Failed, step(arguments, &config)),
+        Err(why) => (Exit::Usage, Err(why)),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             eprintln!("elastic: {why}");
-            ExitCode::FAILURE
+            exit.into()
         }
     }
 }
 
-fn step(arguments: &StepArguments) -> Result<(), String> {
+fn configuration(arguments: &StepArguments) -> Result<Config, String> {
     let config = Config::load(Some(&arguments.config), &[]).map_err(|error| error.to_string())?;
+    dataset::check(&config)?;
+    Ok(config)
+}
+
+fn step(arguments: &StepArguments, config: &Config) -> Result<(), String> {
     let micro_batches = config.micro_batches().unwrap_or(1);
     let mut engine =
-        Engine::new(engine_config(&config, micro_batches)?).map_err(|error| error.to_string())?;
+        Engine::new(engine_config(config, micro_batches)?).map_err(|error| error.to_string())?;
     let token = Token { job: JobId(uuid_of_bench()), era: Era(0), generation: Generation(1) };
     let mut solo = Solo::new(token);
     let text = |error: engine::Error| error.to_string();

@@ -6,6 +6,7 @@
 
 pub mod bench;
 mod cuda;
+mod dataset;
 pub mod generate;
 mod settings;
 mod trainer;
@@ -30,9 +31,7 @@ impl Factory for EngineFactory {
 /// Runs a worker process until its agent ends it.
 #[must_use]
 pub fn run() -> ExitCode {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("ELASTIC_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    elastic::log::to(std::io::stderr);
     cuda::find();
     actors::worker::run(EngineFactory)
 }

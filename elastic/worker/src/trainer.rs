@@ -7,17 +7,19 @@ use std::{
 
 use actors::worker::{Applied, Settings, Snapshot, Start, Trainer, TrainerError};
 use elastic::config::Config;
-use engine::{Engine, data::TokenFile};
+use engine::Engine;
 use job::{
     Step, Token,
     plan::{Shard, Source},
     report::FinalReport,
     shares::Shares,
-    tokens::{TRAIN_FILE, VALIDATION_FILE},
 };
 use transport::collective::Communicator;
 
-use crate::settings::{engine_config, pace};
+use crate::{
+    dataset,
+    settings::{engine_config, pace},
+};
 
 /// What the sample at the end looks like.
 const SAMPLE_PROMPT: &[u8] = b"ROMEO:\n";
@@ -38,7 +40,7 @@ pub(crate) fn build(start: &Start) -> Result<(EngineTrainer, Settings), String> 
     let config: Config = serde_json::from_str(&start.config)
         .map_err(|error| format!("the job's configuration does not fit this worker: {error}"))?;
     let settings = pace(&config)?;
-    check_data(&config)?;
+    dataset::check(&config)?;
     let folder = start.dump_folder.join("nodes").join(start.node.as_str()).join("ledger");
     std::fs::create_dir_all(&folder)
         .map_err(|error| format!("cannot create {}: {error}", folder.display()))?;
@@ -49,28 +51,6 @@ pub(crate) fn build(start: &Start) -> Result<(EngineTrainer, Settings), String> 
     }
     Ok((trainer, settings))
 }
-
-/// Data that cannot be trained on is refused before this worker counts as ready.
-fn check_data(config: &Config) -> Result<(), String> {
-    let folder = Path::new(&config.training.dataset_path);
-    let mut files = vec![TRAIN_FILE];
-    if config.validation.enable {
-        files.push(VALIDATION_FILE);
-    }
-    for name in files {
-        let path = folder.join(name);
-        let file = TokenFile::open(&path).map_err(|error| error.to_string())?;
-        let bytes = std::fs::metadata(&path).map_or(0, |metadata| metadata.len());
-        if bytes <= VERIFIED_BYTES {
-            file.verify().map_err(|error| error.to_string())?;
-        }
-    }
-    Ok(())
-}
-
-/// Larger token files are checked by length alone: reading them through would
-/// hold up every start.
-const VERIFIED_BYTES: u64 = 256 << 20;
 
 impl EngineTrainer {
     fn new_engine(&self, micro_batches: u32) -> Result<Engine, String> {
@@ -104,6 +84,9 @@ fn failed(error: engine::Error) -> TrainerError {
     match error {
         engine::Error::Collective(error) => TrainerError::Collective(error),
         engine::Error::Model(engine::model::Error::Aborted) => TrainerError::Aborted,
+        engine::Error::Checkpoint(error) if error.is_damage() => {
+            TrainerError::Damaged(error.to_string())
+        }
         error => TrainerError::Fatal(error.to_string()),
     }
 }

@@ -337,7 +337,7 @@ pub(super) async fn answer(inner: &Inner, connection: &Connection) {
     let node = request.node.clone();
     let (answer, welcome) = match decide(&gate, request, &csr).await {
         Ok(Ok(admitted)) => {
-            info!(%addr, %node, "a node joins");
+            info!(%addr, peer = %node, "a node joins");
             admitted
         }
         Ok(Err(reason)) => (Answer::Refused(reason), Vec::new()),

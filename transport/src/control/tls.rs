@@ -64,7 +64,7 @@ pub(super) fn server(
     let mut tls = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])
         .map_err(crypto("set up TLS"))?
-        .with_client_cert_verifier(JobVerifier::new(identity))
+        .with_client_cert_verifier(Verifier::of_job(identity))
         .with_single_cert(identity.chain(), identity.private_key())
         .map_err(crypto("set up TLS"))?;
     tls.alpn_protocols = vec![ALPN_PEER.to_vec(), ALPN_JOIN.to_vec()];
@@ -87,7 +87,7 @@ pub(super) fn peer_client(
         .with_protocol_versions(&[&TLS13])
         .map_err(crypto("set up TLS"))?
         .dangerous()
-        .with_custom_certificate_verifier(JobVerifier::new(identity))
+        .with_custom_certificate_verifier(Verifier::of_job(identity))
         .with_client_auth_cert(identity.chain(), identity.private_key())
         .map_err(crypto("set up TLS"))?;
     client(tls, ALPN_PEER, options)
@@ -100,11 +100,12 @@ pub(super) fn stranger_client(
     protocol: &[u8],
     options: &Options,
 ) -> Result<quinn::ClientConfig, CertError> {
+    let trust = pin.map_or(Trust::Anybody, Trust::Pinned);
     let tls = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])
         .map_err(crypto("set up TLS"))?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(PinVerifier { pin }))
+        .with_custom_certificate_verifier(Verifier::new(trust))
         .with_no_client_auth();
     client(tls, protocol, options)
 }
@@ -170,41 +171,47 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
-/// Believes certificates of one authority. What they say is for the link to hold
-/// against what it expects, where a refusal can be explained to both sides.
+/// Whose certificates are believed.
 #[derive(Debug)]
-struct JobVerifier {
-    authority: CertificateDer<'static>,
+enum Trust {
+    /// Those of this authority. What they say is for the link to hold against what it
+    /// expects, where a refusal can be explained to both sides.
+    Authority(CertificateDer<'static>),
+    /// Those of the authority with this fingerprint, which the peer shows.
+    Pinned(Fingerprint),
+    /// Any: what is believed is proved over the channel.
+    Anybody,
+}
+
+#[derive(Debug)]
+struct Verifier {
+    trust: Trust,
     provider: Arc<CryptoProvider>,
 }
 
-impl JobVerifier {
-    fn new(identity: &Identity) -> Arc<Self> {
-        Arc::new(Self { authority: identity.authority.clone(), provider: provider() })
+impl Verifier {
+    fn new(trust: Trust) -> Arc<Self> {
+        Arc::new(Self { trust, provider: provider() })
     }
 
-    fn check(&self, certificate: &CertificateDer<'_>, now: UnixTime) -> Result<(), rustls::Error> {
-        verify(certificate, &self.authority, now).map(drop).map_err(refused)
+    fn of_job(identity: &Identity) -> Arc<Self> {
+        Self::new(Trust::Authority(identity.authority.clone()))
     }
-}
 
-/// Believes whatever the pinned authority signed, or anything without a pin.
-#[derive(Debug)]
-struct PinVerifier {
-    pin: Option<Fingerprint>,
-}
-
-impl PinVerifier {
     fn check(
         &self,
         certificate: &CertificateDer<'_>,
         others: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<(), rustls::Error> {
-        let Some(pin) = self.pin else { return Ok(()) };
-        let authority = others.iter().find(|other| Fingerprint::of(other) == pin);
-        let authority =
-            authority.ok_or(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer))?;
+        let unknown = rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer);
+        let authority = match &self.trust {
+            Trust::Authority(authority) => authority,
+            Trust::Pinned(pin) => {
+                others.iter().find(|other| Fingerprint::of(other) == *pin).ok_or(unknown)?
+            }
+            Trust::Anybody => return Ok(()),
+        };
         verify(certificate, authority, now).map(drop).map_err(refused)
     }
 }
@@ -216,16 +223,16 @@ fn refused(error: CertError) -> rustls::Error {
     })
 }
 
-impl ServerCertVerifier for JobVerifier {
+impl ServerCertVerifier for Verifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
+        intermediates: &[CertificateDer<'_>],
         _: &ServerName<'_>,
         _: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        self.check(end_entity, now).map(|()| ServerCertVerified::assertion())
+        self.check(end_entity, intermediates, now).map(|()| ServerCertVerified::assertion())
     }
 
     fn verify_tls12_signature(
@@ -251,7 +258,7 @@ impl ServerCertVerifier for JobVerifier {
     }
 }
 
-impl ClientCertVerifier for JobVerifier {
+impl ClientCertVerifier for Verifier {
     fn client_auth_mandatory(&self) -> bool {
         false
     }
@@ -263,10 +270,10 @@ impl ClientCertVerifier for JobVerifier {
     fn verify_client_cert(
         &self,
         end_entity: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
+        intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, rustls::Error> {
-        self.check(end_entity, now).map(|()| ClientCertVerified::assertion())
+        self.check(end_entity, intermediates, now).map(|()| ClientCertVerified::assertion())
     }
 
     fn verify_tls12_signature(
@@ -289,40 +296,5 @@ impl ClientCertVerifier for JobVerifier {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         ServerCertVerifier::supported_verify_schemes(self)
-    }
-}
-
-impl ServerCertVerifier for PinVerifier {
-    fn verify_server_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        self.check(end_entity, intermediates, now).map(|()| ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, cert, dss, &provider().signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, cert, dss, &provider().signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        provider().signature_verification_algorithms.supported_schemes()
     }
 }

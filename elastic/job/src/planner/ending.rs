@@ -3,8 +3,8 @@
 use crate::{
     command::Command,
     plan::Purpose,
-    planner::View,
-    report::WorkerState,
+    planner::{View, checkpoints, mesh::can_save},
+    report::{SaveFailed, WorkerState},
     state::{JobState, Phase},
 };
 
@@ -34,7 +34,7 @@ pub(super) fn decide(state: &JobState, view: &View) -> Vec<Command> {
             && state.seal.as_ref().is_some_and(|seal| {
                 !state.spec.checkpoints || state.checkpoints.contains_key(&seal.restore.step())
             });
-        if saved || plan.members.is_empty() {
+        if saved || (plan.members.is_empty() && !can_save(state, view)) {
             return vec![Command::Stopped { at }];
         }
     }
@@ -74,8 +74,7 @@ fn last_save_failed(state: &JobState, view: &View) -> Option<String> {
         (Some(seal), Purpose::SaveAndStop) => seal.restore.step(),
         _ => state.spec.total_steps,
     };
-    let workers = view.heard.values().flat_map(|heard| &heard.report.workers);
-    workers.filter_map(|worker| worker.save_failed.as_ref()).find_map(|(step, why)| {
+    checkpoints::failed(view).into_iter().find_map(|SaveFailed { step, why, .. }| {
         let lost = *step == needed && !state.checkpoints.contains_key(step);
         lost.then(|| format!("the last checkpoint, of step {step}, was not saved: {why}"))
     })

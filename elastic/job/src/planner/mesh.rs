@@ -6,7 +6,7 @@ use crate::{
     NodeId,
     plan::{Member, WorkerRef},
     planner::View,
-    report::WorkerState,
+    report::{WorkerReport, WorkerState},
     state::{JobState, Standing},
 };
 
@@ -18,10 +18,7 @@ pub(super) fn wanted(state: &JobState, view: &View) -> Vec<Member> {
     let training: BTreeSet<&WorkerRef> = workers_of_plan(state).collect();
     let sealed: BTreeSet<&WorkerRef> = state.sealed_members.iter().collect();
     let holds = |member: &Member| match view.worker(state, &member.worker) {
-        Some(report) => {
-            let answer = report.sealed.as_ref().and_then(|sealed| sealed.position.step());
-            report.progress.is_some() || answer.is_some()
-        }
+        Some(report) => has_state(report),
         None => sealed.contains(&member.worker),
     };
     let rank = |member: &Member| (!holds(member), !training.contains(&member.worker));
@@ -56,6 +53,22 @@ pub(super) fn distinct_nodes(members: &[Member]) -> usize {
 
 pub(super) fn is_leaving(state: &JobState, name: &NodeId) -> bool {
     state.nodes.get(name).is_some_and(|node| node.standing == Standing::Leaving)
+}
+
+/// Whether a stopping job has something to save and somebody to save it. That takes
+/// fewer nodes than training does: below `min_nodes` what is left saves too.
+pub(super) fn can_save(state: &JobState, view: &View) -> bool {
+    state.spec.checkpoints
+        && state.has_trained()
+        && ready(state, view)
+            .iter()
+            .any(|member| view.worker(state, &member.worker).is_some_and(has_state))
+}
+
+/// Whether a worker has training state, as far as it says.
+fn has_state(report: &WorkerReport) -> bool {
+    let answer = report.sealed.as_ref().and_then(|sealed| sealed.position.step());
+    report.progress.is_some() || answer.is_some()
 }
 
 fn ready(state: &JobState, view: &View) -> Vec<Member> {

@@ -122,6 +122,15 @@ pub enum Effect {
         /// All ranks' shards, in rank order.
         shards: Vec<ShardSaved>,
     },
+    /// Remove what was written of a save that can never be complete (LG-2).
+    Discard {
+        /// Era of the save.
+        era: Era,
+        /// Generation of the save.
+        generation: Generation,
+        /// The step.
+        step: Step,
+    },
     /// Read a checkpoint through and record what was found in
     /// [`View::verified`].
     Verify(Step),
@@ -149,6 +158,7 @@ pub fn decide(state: &JobState, view: &View, limits: &Limits, entropy: [u8; 32])
     decision.add(&mut next, membership::deaths(state, view, limits).into());
     let arrivals = membership::arrivals(&next, view);
     decision.add(&mut next, arrivals.into());
+    decision.effects.extend(checkpoints::discards(&next, view));
     let ends = ending::decide(&next, view);
     decision.add(&mut next, ends.into());
     if next.is_going() {

@@ -8,7 +8,7 @@ use crate::{
     plan::{Member, Plan, Purpose, Stop, WorkerRef},
     planner::{
         Decision, Limits, View,
-        mesh::{distinct_nodes, is_leaving, wanted, workers_of_plan},
+        mesh::{can_save, distinct_nodes, is_leaving, wanted, workers_of_plan},
     },
     report::{WorkerReport, WorkerState},
     shares::Shares,
@@ -24,7 +24,8 @@ pub(super) fn decide(
     let mut decision = Decision::default();
     let wanted = wanted(state, view);
     let nodes = distinct_nodes(&wanted);
-    let enough = nodes >= state.spec.min_nodes as usize;
+    let saves = state.phase == Phase::Stopping && can_save(state, view);
+    let enough = saves || nodes >= state.spec.min_nodes as usize;
     if !enough {
         decision.waiting = Some(format!(
             "waiting for nodes: {nodes} of at least {} are ready",
@@ -110,12 +111,18 @@ fn cause(state: &JobState, view: &View, limits: &Limits, wanted: &[Member], enou
     }
     if plan.members.is_empty() {
         return match enough {
+            true if state.phase == Phase::Stopping => {
+                because(Stop::Now, false, "the job was told to stop".into())
+            }
             true if settled(state, view, limits) => {
                 because(Stop::Now, false, format!("{} ranks are ready", wanted.len()))
             }
             true => Cause::Settling,
             false => Cause::None,
         };
+    }
+    if let Some(why) = unloadable(state, view, plan) {
+        return because(Stop::Now, true, why);
     }
     let broken =
         view.accused_since.is_some_and(|since| view.now.saturating_sub(since) >= limits.accusation);
@@ -164,6 +171,20 @@ fn cause(state: &JobState, view: &View, limits: &Limits, wanted: &[Member], enou
     }
 }
 
+/// A member could not load what the seal says: the choice has to be made again. The
+/// next one reads the checkpoint through before it is believed (CKPT-1).
+fn unloadable(state: &JobState, view: &View, plan: &Plan) -> Option<String> {
+    let restore = &state.seal.as_ref()?.restore;
+    plan.members.iter().find_map(|member| {
+        let report = view.worker(state, &member.worker)?;
+        let (generation, why) = report.unloadable.as_ref()?;
+        (*generation == plan.generation).then(|| {
+            let (step, node) = (restore.step(), &member.worker.node);
+            format!("node {node} could not load the checkpoint of step {step}: {why}")
+        })
+    })
+}
+
 /// GR: growing is worth a pause once nobody else is about to be ready.
 fn settled(state: &JobState, view: &View, limits: &Limits) -> bool {
     let quiet = view.now.saturating_sub(view.quiet_since);
@@ -201,7 +222,14 @@ fn why_lost(state: &JobState, view: &View, worker: &WorkerRef) -> String {
         }
         Some(node) => match (&node.standing, view.worker(state, worker)) {
             (Standing::Gone(cause), _) => format!("node {name} ({cause})"),
-            (_, Some(WorkerReport { state: WorkerState::Lost(why), pid, .. })) => {
+            (
+                _,
+                Some(WorkerReport {
+                    state: WorkerState::Dying(why) | WorkerState::Lost(why),
+                    pid,
+                    ..
+                }),
+            ) => {
                 format!("worker {pid} of node {name} ({why})")
             }
             _ => format!("a worker of node {name} (its process was replaced)"),

@@ -254,6 +254,8 @@ impl Sim {
                     };
                     leader.assembling.entry(step).or_insert((now + works, command));
                 }
+                // No save fails in this world.
+                Effect::Discard { .. } => {}
                 Effect::Verify(step) => {
                     leader.verifying.entry(step).or_insert(now + works);
                 }

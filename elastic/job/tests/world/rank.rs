@@ -120,6 +120,7 @@ impl Worker {
             saved: self.saved.clone(),
             accuses: self.accuses,
             save_failed: None,
+            unloadable: None,
             finished: self.finished.clone(),
         }
     }

@@ -183,14 +183,14 @@ mod tests {
         assert_eq!(write(1, "metrics.jsonl", &step(8, 10)), Some((4, 10)));
         let planned = |seen| {
             format!(
-                "{{\"index\":1,\"seen\":{seen},\"node\":\"a\",\"kind\":\"planned\",\"era\":0,\
+                "{{\"index\":1,\"seen\":{seen},\"seen_by\":\"a\",\"kind\":\"planned\",\"era\":0,\
                  \"generation\":4,\"mesh\":[\"a\",\"b\"],\"shares\":[1,1],\"reason\":\"\",\
                  \"failure\":true,\"noticed\":1,\"at\":1}}\n"
             )
         };
         write(0, "events.jsonl", &planned(4));
         write(1, "events.jsonl", &planned(2));
-        write(1, "events.jsonl", "{\"seen\":1,\"node\":\"a\",\"kind\":\"of_the_future\"}\n");
+        write(1, "events.jsonl", "{\"seen\":1,\"seen_by\":\"a\",\"kind\":\"of_the_future\"}\n");
         assert_eq!(record.first_step_after(3), Some((4, 3)));
         assert_eq!(record.first_step_after(4), None);
         assert_eq!(record.steps_in(4), 2);

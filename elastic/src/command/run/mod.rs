@@ -1,6 +1,7 @@
 //! `elastic run`: this node's agent, or with `--standalone` a whole group of
 //! them on this machine.
 
+mod metrics;
 mod progress;
 mod signals;
 mod summary;
@@ -50,7 +51,7 @@ fn node(args: &RunArgs, resolved: &Resolved) -> Exit {
         Err(why) => return fail(Exit::Usage, &why),
     };
     if let Err(why) = log_to_file(&options) {
-        return fail(Exit::Failed, &why);
+        return fail(Exit::Usage, &why);
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -81,9 +82,15 @@ async fn serve(args: &RunArgs, config: &Config, options: Options) -> Exit {
         lines,
         config.metrics.log_freq,
         config.training.steps,
-        folder.clone(),
+        progress::Door { folder: folder.clone(), command: command_line(args) },
     ));
     let node = options.node.clone();
+    let scraped = match scraped(config) {
+        Ok(listener) => {
+            listener.map(|listener| tokio::spawn(metrics::serve(listener, folder.clone())))
+        }
+        Err(why) => return fail(Exit::Usage, &why),
+    };
     let ended = match actors::agent::run(options, wishes, notices).await {
         Ok(ended) => ended,
         // Nothing was started, and nothing but another command line will help.
@@ -91,12 +98,17 @@ async fn serve(args: &RunArgs, config: &Config, options: Options) -> Exit {
             return fail(Exit::Usage, &explain(&error, &folder));
         }
     };
+    if let Some(scraped) = scraped {
+        scraped.abort();
+    }
     let _ = printer.await;
     if let Some(path) = &args.summary
         && let Err(why) = summary::write(path, &node, &ended, config, started.elapsed())
     {
         return fail(Exit::Failed, &why);
     }
+    // The launcher of a group speaks for its nodes.
+    let alone = std::env::var_os(STANDALONE).is_none();
     if ended.speaks {
         progress::farewell(&ended, config);
     }
@@ -104,12 +116,13 @@ async fn serve(args: &RunArgs, config: &Config, options: Options) -> Exit {
         Outcome::Finished => Exit::Finished,
         Outcome::Stopped | Outcome::Interrupted => Exit::Interrupted,
         Outcome::Left => Exit::Left,
+        Outcome::Fenced(_) if !alone => Exit::Fenced,
         Outcome::Fenced(why) => {
             fail(Exit::Fenced, &format!("node {node} was fenced: {why}; start it again to rejoin"))
         }
         Outcome::Failed(why, final_) => {
             let exit = if *final_ { Exit::DoNotRequeue } else { Exit::Failed };
-            match ended.speaks || std::env::var_os(STANDALONE).is_none() {
+            match ended.speaks || alone {
                 true => fail(exit, why),
                 false => exit,
             }
@@ -117,12 +130,36 @@ async fn serve(args: &RunArgs, config: &Config, options: Options) -> Exit {
     }
 }
 
+/// Where this node is to be scraped. Nodes of one launcher share their configuration,
+/// and so the address: the one that founds has it.
+fn scraped(config: &Config) -> Result<Option<tokio::net::TcpListener>, String> {
+    let silent = std::env::var_os(STANDALONE).is_some() && std::env::var_os(FOUNDER).is_none();
+    let Some(listen) = config.metrics.prometheus_listen.as_deref().filter(|_| !silent) else {
+        return Ok(None);
+    };
+    let address = address(listen, "metrics.prometheus_listen")?;
+    let cannot =
+        |error| format!("metrics.prometheus_listen = {listen}: {error}: choose another port");
+    let listener = std::net::TcpListener::bind(address).map_err(cannot)?;
+    listener.set_nonblocking(true).map_err(cannot)?;
+    tokio::net::TcpListener::from_std(listener).map_err(cannot).map(Some)
+}
+
+/// What another node gives, up to where it joins: the same configuration.
+fn command_line(args: &RunArgs) -> String {
+    let config = args.config.as_ref().map(|path| path.display().to_string());
+    let words = ["elastic", "run"].into_iter();
+    let words = words.chain(config.as_deref()).chain(args.overrides.iter().map(String::as_str));
+    // Fails only for a zero byte, which no argument has.
+    shlex::try_join(words).unwrap_or_else(|_| "elastic run".into())
+}
+
 /// A store in use is a running job: say how to join it.
 fn explain(error: &AgentError, folder: &Path) -> String {
     let line = std::fs::read_to_string(folder.join(progress::JOIN_LINE));
     match (error, line) {
         (AgentError::Group(_), Ok(line)) if error.to_string().contains("in use") => {
-            format!("{error}; the job is running, to add a node:\n{}", line.trim())
+            format!("{error}; the job is running, to add a node:\n  {}", line.trim())
         }
         _ => error.to_string(),
     }
@@ -258,24 +295,21 @@ fn absolute(path: &Path) -> Result<PathBuf, String> {
     std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
+/// A folder that the configuration names and nobody can have.
+pub(crate) fn uncreatable(folder: &Path, error: &std::io::Error) -> String {
+    format!("cannot create {}: {error}: choose another job.dump_folder", folder.display())
+}
+
 /// The agent's log lies beside its store.
 fn log_to_file(options: &Options) -> Result<(), String> {
     let folder = options.dump_folder.join("nodes").join(options.node.as_str());
     let path = folder.join("agent.log");
-    std::fs::create_dir_all(&folder)
-        .map_err(|error| format!("cannot create {}: {error}", folder.display()))?;
+    std::fs::create_dir_all(&folder).map_err(|error| uncreatable(&folder, &error))?;
     let file = std::fs::OpenOptions::new()
         .create(true)
         .append(true)
         .open(&path)
         .map_err(|error| format!("cannot open {}: {error}", path.display()))?;
-    let filter = tracing_subscriber::EnvFilter::try_from_env("ELASTIC_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    // A second call in one process is a test's: the first log stays.
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(false)
-        .with_writer(std::sync::Mutex::new(file))
-        .try_init();
+    crate::log::to(std::sync::Mutex::new(file));
     Ok(())
 }

@@ -10,7 +10,7 @@ use std::{
 
 use actors::agent::{Ended, Notice, Outcome};
 use job::{
-    NodeId,
+    NodeId, Step,
     command::Event,
     incident::Incident,
     report::Progress,
@@ -23,12 +23,20 @@ use crate::{config::Config, launch::STANDALONE};
 /// File in the node's folder that holds the line that adds a node.
 pub(crate) const JOIN_LINE: &str = "join-line";
 
+/// How other nodes get in.
+pub(super) struct Door {
+    /// This node's, where the line for them is kept.
+    pub(super) folder: PathBuf,
+    /// That line as far as it does not depend on where this node listens.
+    pub(super) command: String,
+}
+
 /// Prints until the agent ended.
 pub(super) async fn print(
     mut notices: mpsc::Receiver<Notice>,
     log_freq: u64,
     steps: u64,
-    folder: PathBuf,
+    door: Door,
 ) {
     let mut pace = Pace { log_freq, steps, since: None };
     let mut wait = None;
@@ -36,8 +44,8 @@ pub(super) async fn print(
     while let Some(notice) = next(&mut notices, &mut wait).await {
         match notice {
             Notice::Founded { address, token, state } => {
-                let line = format!("elastic run [CONFIG] --join {address} --token {token}");
-                keep_join_line(&folder, &line);
+                let line = format!("{} --join {address} --token {token}", door.command);
+                keep_join_line(&door.folder, &line);
                 if !standalone {
                     say(&format!(
                         "job {} founded, listening on {address}; on every other node:\n  {line}",
@@ -63,8 +71,11 @@ pub(super) async fn print(
                 if let Event::Sealed { .. } = event {
                     wait = None;
                 }
-                if leads && let Some(line) = describe(&event, &state) {
-                    say(&line);
+                if let Some(line) = describe(&event, &state) {
+                    tracing::info!("{}", line.trim_start_matches(['!', '-', ' ']));
+                    if leads {
+                        say(&line);
+                    }
                 }
             }
             Notice::Waiting(what) => {
@@ -196,7 +207,7 @@ pub(super) fn farewell(ended: &Ended, config: &Config) {
             text += &format!("sample:\n{}\n", indent(&report.sample));
         }
     } else if let Outcome::Stopped = ended.outcome {
-        text += "stopped with a checkpoint; the same command goes on from it\n";
+        text += &stopped(state);
     }
     if let Some((step, _)) = state.checkpoints.last_key_value() {
         let folder = config.checkpoint_folder().join(format!("step-{step}"));
@@ -220,6 +231,24 @@ pub(super) fn farewell(ended: &Ended, config: &Config) {
         .collect();
     text += &format!("wall time: {}", shares.join(", "));
     say(&text);
+}
+
+/// Whether a stop kept everything, and if not, why.
+fn stopped(state: &JobState) -> String {
+    let (saved, reached) = (state.checkpoints.keys().next_back().copied(), state.committed);
+    if reached == Step(0) {
+        return "stopped before the first step: there was nothing to save\n".into();
+    }
+    if saved.is_some_and(|saved| saved >= reached) {
+        return "stopped with a checkpoint; the same command goes on from it\n".into();
+    }
+    let why = match state.spec.checkpoints {
+        true => "the nodes that were left do not hold the whole state",
+        false => "checkpoints are off (checkpoint.enable = false)",
+    };
+    let from =
+        saved.map_or("the beginning".into(), |saved| format!("the checkpoint of step {saved}"));
+    format!("stopped without saving step {reached}: {why}; the same command goes on from {from}\n")
 }
 
 fn indent(text: &str) -> String {
@@ -265,4 +294,58 @@ fn keep_join_line(folder: &Path, line: &str) {
 fn say(line: &str) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
+#[cfg(test)]
+mod tests {
+    use job::{
+        Era, Generation, JobId,
+        plan::Timestamp,
+        spec::{JobSpec, Sharding},
+        state::CheckpointRecord,
+    };
+
+    use super::*;
+
+    #[track_caller]
+    fn check(checkpoints: bool, saved: &[u64], reached: u64, expected: &str) {
+        let spec = JobSpec {
+            job: JobId(uuid::Uuid::nil()),
+            config: String::new(),
+            config_digest: [0; 32],
+            min_nodes: 2,
+            max_nodes: 2,
+            micro_batches: None,
+            total_steps: Step(100),
+            sharding: Sharding::Zero1,
+            max_failures: 5,
+            checkpoints,
+            keep_latest_k: 2,
+            authority: String::new(),
+            join_secret: String::new(),
+        };
+        let mut state = JobState::found(spec, Era(0), Timestamp(0));
+        state.committed = Step(reached);
+        state.checkpoints.extend(saved.iter().map(|step| {
+            let (stage, files) = (String::new(), Vec::new());
+            let record = CheckpointRecord { era: Era(0), generation: Generation(1), stage, files };
+            (Step(*step), record)
+        }));
+        let text = stopped(&state);
+        assert!(text.contains(expected), "{text:?} does not say {expected:?}");
+    }
+
+    #[test]
+    fn a_stop_says_what_it_kept() {
+        check(true, &[], 0, "nothing to save");
+        check(true, &[10, 20], 20, "stopped with a checkpoint");
+        check(true, &[10], 15, "without saving step 15: the nodes that were left do not hold");
+        check(true, &[10], 15, "goes on from the checkpoint of step 10");
+        check(
+            false,
+            &[],
+            15,
+            "(checkpoint.enable = false); the same command goes on from the beginning",
+        );
+    }
 }

@@ -80,6 +80,13 @@ impl Folder {
         Ok(Self { root: root.to_owned(), ledger, verified: Mutex::default() })
     }
 
+    /// Opens a folder that is there to be read, and writes nothing: a mounted backup,
+    /// another user's. Only [`records`](Self::records) and names are of use then.
+    #[must_use]
+    pub fn read_only(root: &Path) -> Self {
+        Self { root: root.to_owned(), ledger: root.join("ledger"), verified: Mutex::default() }
+    }
+
     /// The folder's own path.
     #[must_use]
     pub fn root(&self) -> &Path {

@@ -48,6 +48,10 @@ pub struct Genesis {
     /// Digest of the certificate authority's certificate; empty without one.
     #[serde(default)]
     pub ca_pin: String,
+    /// The configuration behind the digest, so that another one can be told from it
+    /// key by key; null where it was not kept.
+    #[serde(default)]
+    pub config: serde_json::Value,
 }
 
 /// A committed checkpoint.

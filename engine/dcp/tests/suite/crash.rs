@@ -31,7 +31,8 @@ fn killed_at_any_moment_a_saver_leaves_a_loadable_checkpoint() {
     let scratch = tempfile::tempdir().unwrap();
     let folder = Folder::open(scratch.path()).unwrap();
     let (job, config_digest) = ("job".to_owned(), String::new());
-    let genesis = Genesis { job, config_digest, seed: 1, ca_pin: String::new() };
+    let (ca_pin, config) = (String::new(), serde_json::Value::Null);
+    let genesis = Genesis { job, config_digest, seed: 1, ca_pin, config };
     folder.append(0, &Record::Genesis(genesis)).unwrap();
     let mut survived = 0;
     for round in 0..12u64 {

@@ -11,7 +11,8 @@ use crate::support::save;
 fn folder(root: &Path) -> Folder {
     let folder = Folder::open(root).unwrap();
     let (job, config_digest) = ("job".to_owned(), "abc".to_owned());
-    let genesis = Genesis { job, config_digest, seed: 1, ca_pin: String::new() };
+    let (ca_pin, config) = (String::new(), serde_json::Value::Null);
+    let genesis = Genesis { job, config_digest, seed: 1, ca_pin, config };
     folder.append(0, &Record::Genesis(genesis)).unwrap();
     folder
 }

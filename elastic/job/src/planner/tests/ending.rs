@@ -1,6 +1,7 @@
 //! Checkpoints and how a job ends (LG-2, ST-4).
 
 use super::*;
+use crate::report::SaveFailed;
 
 fn save(world: &mut World, number: u64, generation: u64, step: u64, ranks: u32) {
     world.worker(number).saved.push(ShardSaved {
@@ -215,4 +216,74 @@ fn a_stop_with_nothing_to_save_stops_at_once() {
     world.seal_members(|_| Position::Open(Step(11)));
     world.act();
     check(&mut world, &["stopped"]);
+}
+
+#[test]
+fn below_min_nodes_a_stop_saves_what_is_left() {
+    let mut world = World::training(2, |spec| spec.min_nodes = 2);
+    world.kill_worker(2);
+    world.follow();
+    assert!(world.members().is_empty(), "one of two waits");
+    world.report(1).stop_job = true;
+    world.worker(1).sealed = Some(Sealed {
+        generation: world.state.generation(),
+        position: Position::Open(Step(10)),
+        lineage: Some((Era(1), Generation(1))),
+        verdict: None,
+        shard: Shard::WHOLE,
+    });
+    check(&mut world, &["stop", "plan 3 [n1] now to save: the job was told to stop"]);
+    world.seal_members(|_| Position::Open(Step(10)));
+    world.follow();
+    assert_eq!(world.state.seal.as_ref().map(|seal| seal.restore.step()), Some(Step(10)));
+    save(&mut world, 1, 3, 10, 1);
+    check(&mut world, &["assemble 10 of generation 3 from 1 shards"]);
+    world.checkpoint(10);
+    check(&mut world, &["stopped"]);
+}
+
+#[test]
+fn below_min_nodes_a_stop_does_not_wait_for_what_nobody_holds() {
+    let mut world = World::training(2, |spec| spec.min_nodes = 2);
+    world.kill_worker(1);
+    world.kill_worker(2);
+    world.follow();
+    for number in [1, 2] {
+        world.worker(number).state = WorkerState::Ready;
+    }
+    world.report(1).stop_job = true;
+    check(&mut world, &["stop", "stopped"]);
+}
+
+#[test]
+fn lg_2_a_failed_save_is_discarded_when_nobody_writes_any_more() {
+    let mut world = World::training(3, |_| ());
+    let fail = |world: &mut World, number: u64, step: u64| {
+        world.worker(number).save_failed = Some(SaveFailed {
+            era: Era(1),
+            generation: Generation(1),
+            step: Step(step),
+            rank: number as u32 - 1,
+            ranks: 3,
+            why: "disk full".into(),
+        });
+    };
+    save(&mut world, 1, 1, 10, 3);
+    fail(&mut world, 2, 10);
+    check(&mut world, &[]);
+    save(&mut world, 3, 1, 10, 3);
+    check(&mut world, &["discard 10 of generation 1"]);
+    // Of the last one all have to answer too before the job gives up.
+    world.step(LAST);
+    fail(&mut world, 1, LAST);
+    fail(&mut world, 2, LAST);
+    check(&mut world, &[]);
+    save(&mut world, 3, 1, LAST, 3);
+    check(
+        &mut world,
+        &[
+            "fail: the last checkpoint, of step 100, was not saved: disk full",
+            "discard 100 of generation 1",
+        ],
+    );
 }

@@ -132,6 +132,7 @@ impl World {
             saved: Vec::new(),
             accuses: None,
             save_failed: None,
+            unloadable: None,
             finished: None,
         };
         let report = NodeReport {
@@ -288,6 +289,9 @@ fn lines(decision: &Decision) -> Vec<String> {
     let effects = decision.effects.iter().map(|effect| match effect {
         Effect::Assemble { generation, step, shards, .. } => {
             format!("assemble {step} of generation {generation} from {} shards", shards.len())
+        }
+        Effect::Discard { generation, step, .. } => {
+            format!("discard {step} of generation {generation}")
         }
         Effect::Verify(step) => format!("verify {step}"),
     });

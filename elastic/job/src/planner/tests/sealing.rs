@@ -172,6 +172,23 @@ fn ckpt_1_a_checkpoint_is_verified_a_bad_one_distrusted_and_an_older_one_used() 
     );
 }
 
+#[test]
+fn ckpt_1_a_checkpoint_that_cannot_be_loaded_any_more_is_chosen_again() {
+    let lost = (Open(Step(12)), 0, 2);
+    let mut world = sharded([lost, lost]);
+    world.view.verified.insert(Step(10), Ok(()));
+    world.act();
+    world.worker(2).unloadable = Some((Generation(1), "of an earlier generation".into()));
+    check(&mut world, &[]);
+    world.worker(2).unloadable = Some((Generation(2), "shard torn".into()));
+    check(
+        &mut world,
+        &[
+            "plan 3 [n1 n2] now (failure): node n2 could not load the checkpoint of step 10: shard torn",
+        ],
+    );
+}
+
 /// Both members of generation 1 are gone; a fresh node alone is to go on.
 fn orphaned(gone: impl FnOnce(&mut World)) -> World {
     let mut world = World::training(2, |_| ());
