@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use job::{codec, plan::Shard, tokens::VALIDATION_FILE};
 use serde::{Deserialize, Serialize};
-use transport::collective::Communicator;
+use transport::collective::{Communicator, ViewMut};
 
 use crate::{
     Engine, Error,
@@ -96,7 +96,7 @@ impl Engine {
             let mut whole = |own: &[f32]| -> Result<_, Error> {
                 let mut buffer = layout.buffer();
                 buffer[held.clone()].copy_from_slice(own);
-                comm.all_gather(&mut buffer, &cuts, deadline)?;
+                comm.all_gather(ViewMut::of(&mut buffer[..]), &cuts, deadline)?;
                 Ok(buffer)
             };
             let first = whole(self.state.exp_avg())?;

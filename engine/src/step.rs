@@ -18,7 +18,7 @@
 use std::{ops::Range, path::Path, sync::Arc, time::Instant};
 
 use job::{Step, Token, codec, plan::Shard, shares::Shares, spec::Sharding, tokens::TRAIN_FILE};
-use transport::collective::Communicator;
+use transport::collective::{Communicator, View, ViewMut};
 
 use crate::{
     Error,
@@ -302,7 +302,7 @@ impl Engine {
         }
         self.settle()?;
         let cuts = self.layout.cuts(comm.size());
-        comm.all_gather(self.state.weights_mut(), &cuts, deadline)?;
+        comm.all_gather(ViewMut::of(self.state.weights_mut()), &cuts, deadline)?;
         self.state.set_gathered();
         Ok(())
     }
@@ -414,14 +414,15 @@ impl Engine {
         }
         // PANIC: `accumulate` pushed every micro-batch of the range.
         let pieces = work.accumulator.pieces().expect("the range is complete");
-        let pieces: Vec<&[f32]> = pieces.into_iter().map(|(_, sum)| sum).collect();
+        let pieces: Vec<View> = pieces.into_iter().map(|(_, sum)| View::of(sum)).collect();
         match self.config.sharding {
             Sharding::Replicated => {
-                comm.all_reduce_tree(&seat.shares, &pieces, &mut work.gradient, deadline)?;
+                let out = ViewMut::of(&mut work.gradient[..]);
+                comm.all_reduce_tree(&seat.shares, &pieces, out, deadline)?;
             }
             Sharding::Zero1 => {
                 let cuts = self.layout.cuts(comm.size());
-                let out = &mut work.gradient;
+                let out = ViewMut::of(&mut work.gradient[..]);
                 comm.reduce_scatter_tree(&seat.shares, &pieces, &cuts, out, deadline)?;
             }
         }

@@ -13,7 +13,7 @@ use job::{
     spec::Sharding,
 };
 use sha2::{Digest, Sha256};
-use transport::collective::Communicator;
+use transport::collective::{Communicator, ViewMut};
 
 use crate::{
     Engine, Error,
@@ -106,7 +106,7 @@ impl Engine {
         let donor = source.rank as usize;
         let sends = comm.rank() == donor;
         let mut header = codec::encode(&self.progress().unwrap_or_default());
-        comm.broadcast(donor, &mut header, deadline)?;
+        comm.broadcast(donor, ViewMut::of(&mut header), deadline)?;
         incoming.agree(donor, &header)?;
 
         let mut hash = Sha256::new();
@@ -123,14 +123,14 @@ impl Engine {
                     };
                     write_f32(values, &mut scratch);
                 }
-                comm.broadcast(donor, &mut scratch, deadline)?;
+                comm.broadcast(donor, ViewMut::of(&mut scratch), deadline)?;
                 hash.update(&scratch);
                 incoming.take(part, &piece, &scratch);
             }
         }
         let digest: [u8; 32] = hash.finalize().into();
         let mut sent = digest;
-        comm.broadcast(donor, &mut sent, deadline)?;
+        comm.broadcast(donor, ViewMut::of(&mut sent), deadline)?;
         if sent == digest { Ok(()) } else { Err(Error::Corrupt { donor }) }
     }
 }

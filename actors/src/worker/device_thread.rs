@@ -15,7 +15,7 @@ use job::{
     shares::Shares,
 };
 use tokio::sync::mpsc;
-use transport::collective::{AbortHandle, Communicator, Listener, MeshSpec, TcpMesh};
+use transport::collective::{AbortHandle, Communicator, HostMesh, Listener, MeshSpec, Recorder};
 
 use super::{
     Factory, Settings, Start, Trainer, TrainerError, checkpoint_writer,
@@ -24,6 +24,9 @@ use super::{
     steps::Steps,
 };
 use crate::observer::Place;
+
+/// Operations of a broken mesh that go into the agent's log.
+const LAST_OPERATIONS: usize = 4;
 
 pub(super) struct DeviceThread {
     pub(super) start: Start,
@@ -133,7 +136,7 @@ impl Device {
         let Some(mut mesh) = mesh else { return Ok(None) };
         let restoring = Instant::now();
         if let Err(error) = self.restore(&plan, rank, &shares, &seal, &mut mesh) {
-            return self.interrupted(&plan, error).map(|()| None);
+            return self.interrupted(&plan, error, mesh.recorder()).map(|()| None);
         }
         timing.restore_micros = micros(restoring.elapsed());
         self.thread.tell(FromWorker::Restored(timing));
@@ -144,7 +147,7 @@ impl Device {
         };
         match done {
             Ok(()) => Ok(None),
-            Err(error) => self.interrupted(&plan, error).map(|()| None),
+            Err(error) => self.interrupted(&plan, error, mesh.recorder()).map(|()| None),
         }
     }
 
@@ -165,7 +168,7 @@ impl Device {
 
     /// Builds the communicators while the others still seal: the addresses and
     /// the key are in the plan, no second rendezvous is needed.
-    fn connect(&self, plan: &Plan, rank: u32) -> Option<TcpMesh> {
+    fn connect(&self, plan: &Plan, rank: u32) -> Option<HostMesh> {
         let spec = MeshSpec {
             token: self.token(plan),
             key: plan.key,
@@ -179,7 +182,7 @@ impl Device {
         match connected {
             Ok(mesh) => Some(mesh),
             Err(error) => {
-                self.accuse(plan, &error);
+                self.accuse(plan, &error, &Recorder::default());
                 None
             }
         }
@@ -252,11 +255,16 @@ impl Device {
 
     /// The generation's work ended early: wait for the next plan, unless the
     /// error is one that it would not cure.
-    fn interrupted(&mut self, plan: &Plan, error: TrainerError) -> Result<(), String> {
+    fn interrupted(
+        &mut self,
+        plan: &Plan,
+        error: TrainerError,
+        recorder: &Recorder,
+    ) -> Result<(), String> {
         match error {
             TrainerError::Aborted => Ok(()),
             TrainerError::Collective(error) => {
-                self.accuse(plan, &error);
+                self.accuse(plan, &error, recorder);
                 Ok(())
             }
             TrainerError::Damaged(why) => {
@@ -268,13 +276,21 @@ impl Device {
         }
     }
 
-    fn accuse(&self, plan: &Plan, error: &transport::collective::Error) {
+    /// The error names who did not arrive, the record says in which operation,
+    /// and what went before.
+    fn accuse(&self, plan: &Plan, error: &transport::collective::Error, recorder: &Recorder) {
         if self.thread.watch.must_stop(plan.generation) {
             return;
         }
         tracing::info!(generation = plan.generation.0, %error, "collective ended");
         let rank = error.peer().map_or(u32::MAX, |peer| peer as u32);
-        let why = error.to_string();
+        let records = recorder.records();
+        let last = records[records.len().saturating_sub(LAST_OPERATIONS)..].iter();
+        let last: Vec<_> = last.map(ToString::to_string).collect();
+        let why = match last.is_empty() {
+            true => error.to_string(),
+            false => format!("{error}; last operations: {}", last.join(", ")),
+        };
         self.thread.tell(FromWorker::Accuses { generation: plan.generation, rank, why });
     }
 }

@@ -28,7 +28,7 @@ use job::{
 };
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use transport::collective::Communicator;
+use transport::collective::{Communicator, View, ViewMut};
 
 pub use arithmetic::State;
 use arithmetic::{Hash, Sum, hash};
@@ -160,9 +160,9 @@ impl Trainer for FakeTrainer {
             .into_iter()
             .map(|node| arithmetic::partial(node, shares.total(), own.start, &leaves))
             .collect();
-        let pieces: Vec<&[f32]> = pieces.iter().map(Vec::as_slice).collect();
+        let pieces: Vec<View> = pieces.iter().map(View::from).collect();
         let mut sum = Sum::empty();
-        mesh.all_reduce_tree(&shares, &pieces, sum.as_mut(), deadline)?;
+        mesh.all_reduce_tree(&shares, &pieces, ViewMut::of(sum.as_mut()), deadline)?;
         let ballot =
             Ballot { step: state.step, micro_batches: (own.start, own.end), sum: sum.digest() };
         self.prepared = Some(sum);
@@ -229,8 +229,8 @@ impl Trainer for FakeTrainer {
             (_, false) => vec![0; State::encoded_len()],
         };
         let mut digest = hash(&bytes);
-        mesh.broadcast(donor, &mut bytes, deadline)?;
-        mesh.broadcast(donor, &mut digest, deadline)?;
+        mesh.broadcast(donor, ViewMut::of(&mut bytes), deadline)?;
+        mesh.broadcast(donor, ViewMut::of(&mut digest), deadline)?;
         if hash(&bytes) != digest {
             return Err(fatal(format!("the state from rank {donor} arrived damaged")));
         }

@@ -17,6 +17,7 @@ use clap::Parser;
 use crate::cli::{BenchCommand, CkptCommand, Cli, Command, DataCommand, RunArgs};
 use crate::config::split_arguments;
 use crate::exit::Exit;
+pub(crate) use bench::{Backend, Op};
 pub(crate) use job::ask;
 pub(crate) use print::print;
 pub(crate) use run::{FOUNDER, JOIN_LINE, uncreatable};
@@ -58,6 +59,7 @@ pub fn dispatch(cli: Cli) -> Exit {
         Command::Bench(BenchCommand::Step(args)) => {
             worker::exec(&["bench", "step"], &args.arguments)
         }
+        Command::Bench(BenchCommand::Collectives(args)) => bench::collectives(&args),
     }
 }
 

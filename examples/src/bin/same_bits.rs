@@ -17,7 +17,7 @@ use std::{
 };
 
 use job::{Era, Generation, JobId, Token, shares::Shares};
-use transport::collective::{AbortHandle, Communicator, Listener, MeshSpec, tree};
+use transport::collective::{AbortHandle, Communicator, Listener, MeshSpec, View, ViewMut, tree};
 
 const MICRO_BATCHES: u32 = 10;
 
@@ -78,9 +78,9 @@ fn sum(
         .into_iter()
         .map(|node| vec![subtree(node.range(shares.total()).map(gradient).collect())])
         .collect();
-    let pieces: Vec<&[f32]> = pieces.iter().map(Vec::as_slice).collect();
+    let pieces: Vec<View> = pieces.iter().map(View::from).collect();
     let mut total = [0.0];
-    mesh.all_reduce_tree(shares, &pieces, &mut total, deadline)?;
+    mesh.all_reduce_tree(shares, &pieces, ViewMut::of(&mut total), deadline)?;
     Ok(total[0])
 }
 

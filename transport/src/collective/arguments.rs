@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use job::shares::Shares;
 
-use super::Error;
+use super::{Counter, Dtype, Error, View, ViewMut};
 
 pub(super) fn check_limit(bytes: usize, limit: usize) -> Result<(), Error> {
     if bytes <= limit {
@@ -20,11 +20,58 @@ pub(super) fn check_rank(rank: usize, size: usize) -> Result<(), Error> {
     Err(Error::refused(format!("rank {rank} is not one of the {size} ranks")))
 }
 
-pub(super) fn check_output(has: usize, needs: usize) -> Result<(), Error> {
-    if has == needs {
+/// The output of a rank that gets so many elements of this type.
+pub(super) fn check_output(out: &ViewMut, dtype: Dtype, needs: usize) -> Result<(), Error> {
+    if (out.dtype(), out.len()) == (dtype, needs) {
         return Ok(());
     }
-    Err(Error::refused(format!("the output has {has} elements, this rank's split has {needs}")))
+    let (has, of) = (out.len(), out.dtype());
+    Err(Error::refused(format!("the output has {has} {of}, this rank's split has {needs} {dtype}")))
+}
+
+/// Splits of what is only read, one for each rank: they may overlap.
+pub(super) fn check_tails(
+    splits: &[Range<usize>],
+    size: usize,
+    length: usize,
+) -> Result<(), Error> {
+    if splits.len() != size {
+        return Err(Error::refused(format!("{} splits for {size} ranks", splits.len())));
+    }
+    match splits.iter().find(|split| split.start > split.end || split.end > length) {
+        None => Ok(()),
+        Some(split) => Err(Error::refused(format!("split {split:?} leaves the {length} elements"))),
+    }
+}
+
+/// What one rank brings to a wave; how many ranks bring a leaf.
+pub(super) fn check_leaf(
+    leaf: Option<&View>,
+    splits: &[Range<usize>],
+    sum: &Counter,
+    rank: usize,
+    size: usize,
+) -> Result<usize, Error> {
+    let leaves = size.min((sum.total() - sum.next()) as usize);
+    if leaf.is_some() != (rank < leaves) {
+        let (next, total) = (sum.next(), sum.total());
+        return Err(Error::refused(format!(
+            "rank {rank} brings {} to the wave of {leaves} leaves from {next} of {total}",
+            if leaf.is_some() { "a leaf" } else { "no leaf" },
+        )));
+    }
+    if let Some(leaf) = leaf
+        && !matches!(leaf.dtype(), Dtype::F32 | Dtype::Bf16)
+    {
+        return Err(Error::refused(format!("a leaf of {}; leaves are f32 or bf16", leaf.dtype())));
+    }
+    let end = splits.last().map_or(0, |split| split.end);
+    check_splits(splits, size, leaf.map_or(end, View::len))?;
+    if splits[rank].len() != sum.len() {
+        let (has, needs) = (sum.len(), splits[rank].len());
+        return Err(Error::refused(format!("a sum of {has} elements for a split of {needs}")));
+    }
+    Ok(leaves)
 }
 
 /// Disjoint, in order, within the buffer, one for each rank.
@@ -53,7 +100,7 @@ pub(super) fn check_pieces(
     shares: &Shares,
     rank: usize,
     size: usize,
-    pieces: &[&[f32]],
+    pieces: &[View],
     length: usize,
 ) -> Result<(), Error> {
     if shares.ranks() != size {
@@ -66,10 +113,12 @@ pub(super) fn check_pieces(
             pieces.len()
         )));
     }
-    match pieces.iter().find(|piece| piece.len() != length) {
+    let fits = |piece: &&View| (piece.dtype(), piece.len()) != (Dtype::F32, length);
+    match pieces.iter().find(fits) {
         None => Ok(()),
         Some(piece) => {
-            Err(Error::refused(format!("a piece has {} elements instead of {length}", piece.len())))
+            let (has, of) = (piece.len(), piece.dtype());
+            Err(Error::refused(format!("a piece has {has} {of} instead of {length} f32")))
         }
     }
 }

@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use super::{
-    Communicator, Error, TcpMesh,
+    Communicator, Error, HostMesh,
     frame::Op,
-    link::Outgoing,
+    outgoing::Outgoing,
     sink::Slots,
     splits::{cut, evenly},
 };
@@ -13,7 +13,7 @@ use super::{
 /// Broadcasts from this many bytes on are spread over all ranks' connections.
 const SPREAD: usize = 256 << 10;
 
-impl TcpMesh {
+impl HostMesh {
     pub(super) fn broadcast_from(
         &mut self,
         root: usize,

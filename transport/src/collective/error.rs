@@ -70,6 +70,15 @@ impl Error {
         }
     }
 
+    /// All ranks that may be at the root.
+    pub(super) fn peers(&self) -> &[usize] {
+        match self {
+            Self::PeerLost { rank, .. } | Self::Protocol { rank, .. } => std::slice::from_ref(rank),
+            Self::Deadline { waiting_for, .. } => waiting_for,
+            Self::Aborted { .. } | Self::Refused { .. } | Self::System { .. } => &[],
+        }
+    }
+
     pub(super) fn refused(what: impl Into<String>) -> Self {
         Self::Refused { what: what.into() }
     }

@@ -20,6 +20,9 @@ use super::Error;
 
 pub(super) const HEADER: usize = 32;
 
+/// Ranks that a notice accuses, at most; with more it accuses nobody.
+const ROOTS: usize = 32;
+
 /// The largest notice, so that it fits an inbox whole.
 const NOTICE: usize = 512;
 
@@ -35,8 +38,14 @@ pub(super) enum Op {
     AllReduceTree,
     Broadcast,
     Barrier,
-    SendReceive,
+    Send,
     AllToAll,
+    ReduceScatter,
+    AllReduce,
+    ReduceScatterWave,
+    Connect,
+    Split,
+    Allocate,
     /// The sender's mesh failed; the reason follows.
     Fault,
     /// The sender has finished all it had to do and leaves.
@@ -53,15 +62,21 @@ pub(super) struct Header {
 }
 
 impl Op {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 16] = [
         Self::AllGatherBytes,
         Self::AllGather,
         Self::ReduceScatterTree,
         Self::AllReduceTree,
         Self::Broadcast,
         Self::Barrier,
-        Self::SendReceive,
+        Self::Send,
         Self::AllToAll,
+        Self::ReduceScatter,
+        Self::AllReduce,
+        Self::ReduceScatterWave,
+        Self::Connect,
+        Self::Split,
+        Self::Allocate,
         Self::Fault,
         Self::Farewell,
     ];
@@ -74,8 +89,14 @@ impl Op {
             Self::AllReduceTree => "all_reduce_tree",
             Self::Broadcast => "broadcast",
             Self::Barrier => "barrier",
-            Self::SendReceive => "send_receive",
+            Self::Send => "send",
             Self::AllToAll => "all_to_all",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::AllReduce => "all_reduce",
+            Self::ReduceScatterWave => "reduce_scatter_wave",
+            Self::Connect => "connect",
+            Self::Split => "split",
+            Self::Allocate => "allocate",
             Self::Fault => "fault",
             Self::Farewell => "farewell",
         }
@@ -128,8 +149,8 @@ impl Header {
     }
 }
 
-/// Why a mesh failed, as told to a peer. Layout: the rank at the root (-1 if
-/// none), the rank that saw it, the reason.
+/// Why a mesh failed, as told to a peer. Layout: how many ranks may be at the
+/// root and which, the rank that saw it, the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Notice {
     pub(super) error: Error,
@@ -139,8 +160,10 @@ pub(super) struct Notice {
 
 impl Notice {
     pub(super) fn encode(&self) -> Vec<u8> {
-        let root = self.error.peer().map_or(-1, |rank| rank as i32);
-        let mut bytes = root.to_le_bytes().to_vec();
+        let roots = self.error.peers();
+        let roots = if roots.len() > ROOTS { &[] } else { roots };
+        let mut bytes = (roots.len() as u32).to_le_bytes().to_vec();
+        roots.iter().for_each(|root| bytes.extend((*root as u32).to_le_bytes()));
         bytes.extend((self.reporter as u32).to_le_bytes());
         let reason = match &self.error {
             Error::PeerLost { why: reason, .. } | Error::Aborted { reason } => reason.clone(),
@@ -153,26 +176,30 @@ impl Notice {
     /// What rank `own` of `size` makes of a notice from rank `from`. Nobody can
     /// make a rank accuse itself: then it is the reporter that is out of reach.
     pub(super) fn decode(bytes: &[u8], from: usize, own: usize, size: usize) -> Self {
-        let fields = bytes.split_first_chunk().and_then(|(root, rest)| {
-            let (reporter, reason) = rest.split_first_chunk()?;
-            Some((i32::from_le_bytes(*root), u32::from_le_bytes(*reporter) as usize, reason))
-        });
-        let (root, reporter, reason) = match fields {
-            Some((root, reporter, reason)) if reporter < size && reporter != own => {
-                (root, reporter, reason)
+        let word = |at: usize| {
+            let chunk = bytes.get(4 * at..)?.first_chunk()?;
+            Some(u32::from_le_bytes(*chunk) as usize)
+        };
+        let count = word(0).filter(|count| *count <= ROOTS).unwrap_or(0);
+        let roots: Option<Vec<_>> = (1..=count).map(word).collect();
+        let (roots, reporter) = match (roots, word(1 + count)) {
+            (Some(roots), Some(reporter)) if reporter < size && reporter != own => {
+                (roots, reporter)
             }
             _ => {
                 let error = Error::Protocol { rank: from, detail: "a notice without sense".into() };
                 return Self { error, reporter: from };
             }
         };
-        let mut why = String::from_utf8_lossy(reason).into_owned();
+        let mut why = String::from_utf8_lossy(&bytes[4 * (count + 2)..]).into_owned();
         if reporter == from {
             why = format!("rank {from} reports: {why}");
         }
-        let error = match usize::try_from(root) {
-            Ok(root) if root == own => Error::PeerLost { rank: reporter, why },
-            Ok(root) if root < size => Error::PeerLost { rank: root, why },
+        let accused: Vec<_> =
+            roots.iter().copied().filter(|root| *root != own && *root < size).collect();
+        let error = match (&accused[..], roots.contains(&own)) {
+            (&[rank], _) => Error::PeerLost { rank, why },
+            ([], true) => Error::PeerLost { rank: reporter, why },
             _ => Error::Aborted { reason: why },
         };
         Self { error, reporter }
@@ -237,6 +264,10 @@ mod tests {
         let relayed = lost("rank 2 reports: reset");
         check_notice(relayed.clone(), 2, 0, Some(3), "rank 3 is lost: rank 2 reports: reset");
         check_notice(relayed, 2, 3, Some(2), "rank 2 is lost: rank 2 reports: reset");
+        // Of several that may be, the reader at least knows of itself.
+        let late = |waiting_for| Error::Deadline { op: "barrier", waiting_for };
+        check_notice(late(vec![0, 3]), 1, 0, Some(3), "rank 3 is lost: rank 1 reports: barrier");
+        check_notice(late(vec![2, 3]), 1, 0, None, "aborted: rank 1 reports: barrier");
         let aborted = Error::Aborted { reason: "plan 8".into() };
         check_notice(aborted, 1, 0, None, "aborted: rank 1 reports: plan 8");
         let nonsense = "rank 1 broke the protocol: a notice without sense";

@@ -83,6 +83,25 @@ impl Key {
         self.mac(label, parts).verify_slice(mac).is_ok()
     }
 
+    /// What a rank shows at the door of this name, at its mesh's meeting of this
+    /// number.
+    pub(super) fn proof(&self, round: u64, rank: usize, door: &[u8; 16]) -> [u8; MAC] {
+        let (round, rank) = (round.to_le_bytes(), (rank as u64).to_le_bytes());
+        self.sign(b"elastic mesh memory", &[&round, &rank, door])
+    }
+
+    /// Whether it is that, in constant time.
+    pub(super) fn proves(&self, round: u64, rank: usize, door: &[u8; 16], proof: &[u8]) -> bool {
+        let (round, rank) = (round.to_le_bytes(), (rank as u64).to_le_bytes());
+        self.verify(b"elastic mesh memory", &[&round, &rank, door], proof)
+    }
+
+    /// The key of a mesh that is split off this one's.
+    pub(super) fn child(&self, number: u64, leader: usize) -> Self {
+        let (number, leader) = (number.to_le_bytes(), (leader as u64).to_le_bytes());
+        Self(self.sign(b"elastic mesh split", &[&number, &leader]))
+    }
+
     /// Whether a hello comes from a holder of this key.
     pub(super) fn knows(&self, hello: &[u8; HELLO]) -> bool {
         let (said, mac) = hello.split_at(HELLO - MAC);

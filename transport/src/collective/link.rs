@@ -1,5 +1,8 @@
 //! One connection to a peer: frames in, frames out, and what is known about
 //! the peer. Nothing here blocks.
+//!
+//! Frames go through the connection, or through the rings that two ranks of one
+//! machine share; then the connection only tells why and that the peer left.
 
 use std::{
     io::{IoSlice, IoSliceMut},
@@ -8,6 +11,7 @@ use std::{
 
 use job::Token;
 use rustix::{
+    event::PollFlags,
     io::{Errno, readv},
     net::{SendAncillaryBuffer, SendFlags, Shutdown, sendmsg, shutdown},
 };
@@ -15,24 +19,26 @@ use rustix::{
 use super::{
     Error,
     frame::{HEADER, Header, Notice, Op},
+    inbox::Inbox,
+    outgoing::Outgoing,
+    parcels::Parcels,
+    shm::{Broken, Rings},
     sink::Sink,
 };
-
-/// Bytes read at once beyond what has a destination: a small frame with its
-/// header, and notices, whole.
-const INBOX: usize = 8 << 10;
 
 /// Slices and bytes handed to the kernel in one call: a copy short enough that
 /// an abort is noticed in time.
 const BATCH: usize = 64;
 const PORTION: usize = 1 << 20;
 
-/// Who talks to whom, in which generation.
+/// Who talks to whom, in which generation. Ranks are those of the generation's
+/// mesh, `0..size`, but for `at`, which is the peer's rank in this mesh.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Party {
     pub(super) token: Token,
     pub(super) own: usize,
     pub(super) peer: usize,
+    pub(super) at: usize,
     pub(super) size: usize,
 }
 
@@ -42,6 +48,10 @@ pub(super) struct Link {
     // The operation in progress, which the next frame must belong to.
     op: Op,
     inbox: Inbox,
+    parcels: Parcels,
+    rings: Option<Rings>,
+    // What the connection says where frames go through rings.
+    aside: Inbox,
     frames_sent: u64,
     frames_received: u64,
     sending: bool,
@@ -52,23 +62,14 @@ pub(super) struct Link {
 }
 
 /// How much is known about the end of the stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum End {
     /// It is not in sight.
     Open,
     /// The peer sends no more, but what it sent last is still to be read.
-    Near,
+    Near(String),
     /// The peer said farewell: it has done its part of everything before.
     Farewell,
-}
-
-/// A frame on its way out.
-pub(super) struct Outgoing<'a> {
-    header: Option<[u8; HEADER]>,
-    parts: Vec<&'a [u8]>,
-    // The part, and the bytes of it, that are gone; the header is part 0.
-    part: usize,
-    offset: usize,
 }
 
 /// A frame on its way in.
@@ -82,48 +83,15 @@ pub(super) enum Incoming {
     Done,
 }
 
-impl<'a> Outgoing<'a> {
-    pub(super) fn nothing() -> Self {
-        Self { header: None, parts: Vec::new(), part: 0, offset: 0 }
-    }
-
-    /// A frame of these parts, one after the other.
-    pub(super) fn frame(parts: Vec<&'a [u8]>) -> Self {
-        Self { header: Some([0; HEADER]), parts, part: 0, offset: 0 }
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.parts.iter().map(|part| part.len()).sum()
-    }
-
-    pub(super) fn is_done(&self) -> bool {
-        self.header.is_none() || self.part > self.parts.len()
-    }
-
-    fn advance(&mut self, mut bytes: usize) {
-        loop {
-            let length = match self.part {
-                0 => HEADER,
-                part if part > self.parts.len() => return,
-                part => self.parts[part - 1].len(),
-            };
-            if self.offset + bytes < length {
-                self.offset += bytes;
-                return;
-            }
-            bytes -= length - self.offset;
-            self.part += 1;
-            self.offset = 0;
-        }
-    }
-}
-
 impl Link {
     pub(super) fn new(party: Party) -> Self {
         Self {
             party,
             op: Op::Barrier,
-            inbox: Inbox { bytes: Box::new([0; INBOX]), start: 0, end: 0 },
+            inbox: Inbox::new(),
+            parcels: Parcels::default(),
+            rings: None,
+            aside: Inbox::new(),
             frames_sent: 0,
             frames_received: 0,
             sending: false,
@@ -133,18 +101,50 @@ impl Link {
         }
     }
 
-    /// Whether the end of the stream is still worth watching for.
-    pub(super) fn is_open(&self) -> bool {
-        self.end == End::Open
+    /// From now on frames go through these rings.
+    pub(super) fn share(&mut self, rings: Rings) {
+        self.rings = Some(rings);
+    }
+
+    pub(super) fn has_rings(&self) -> bool {
+        self.rings.is_some()
+    }
+
+    /// What the peer sent to this rank before it was asked for.
+    pub(super) fn parcels(&mut self) -> &mut Parcels {
+        &mut self.parcels
+    }
+
+    /// What to wait for on the connection.
+    pub(super) fn interest(
+        &mut self,
+        out: &Outgoing,
+        incoming: Incoming,
+        sink: &mut impl Sink,
+    ) -> PollFlags {
+        let mut events = PollFlags::empty();
+        let open = self.end == End::Open;
+        events.set(PollFlags::RDHUP, open);
+        if self.rings.is_some() {
+            events.set(PollFlags::IN, open);
+            return events;
+        }
+        let reads = match incoming {
+            _ if self.parcels.is_arriving() => true,
+            Incoming::Header => true,
+            Incoming::Body(_) => !sink.room(self.party.at).is_empty(),
+            // A peer may send what nobody waits for yet.
+            Incoming::Done => open && self.inbox.filled().len() < HEADER,
+        };
+        events.set(PollFlags::IN, reads);
+        events.set(PollFlags::OUT, !out.is_done() && self.severed.is_none());
+        events
     }
 
     /// Enters an operation and gives the frame to send its header.
     pub(super) fn begin(&mut self, op: Op, out: &mut Outgoing) {
         self.op = op;
-        let bytes = out.bytes();
-        if let Some(header) = &mut out.header {
-            *header = Header::new(op, self.party.token, self.frames_sent, bytes).encode();
-        }
+        out.head(|bytes| Header::new(op, self.party.token, self.frames_sent, bytes).encode());
     }
 
     /// Sends what fits into the socket.
@@ -154,16 +154,13 @@ impl Link {
         out: &mut Outgoing,
         incoming: Incoming,
     ) -> Result<(), Error> {
-        let Some(header) = &out.header else { return Ok(()) };
-        if out.is_done() {
+        if out.is_done() || self.rings.is_some() {
             return Ok(());
         }
         let mut slices = [IoSlice::new(&[]); BATCH];
-        let whole = std::iter::once(&header[..]).chain(out.parts.iter().copied());
         let mut used = 0;
         let mut portion = PORTION;
-        for (slice, part) in slices.iter_mut().zip(whole.skip(out.part)) {
-            let part = if used == 0 { &part[out.offset..] } else { part };
+        for (slice, part) in slices.iter_mut().zip(out.rest()) {
             let part = &part[..part.len().min(portion)];
             *slice = IoSlice::new(part);
             used += 1;
@@ -175,9 +172,7 @@ impl Link {
         let mut control = SendAncillaryBuffer::default();
         match sendmsg(stream, &slices[..used], &mut control, SendFlags::NOSIGNAL) {
             Ok(bytes) => {
-                out.advance(bytes);
-                self.sending = !out.is_done();
-                self.frames_sent += u64::from(!self.sending);
+                self.sent(out, bytes);
                 Ok(())
             }
             Err(Errno::AGAIN | Errno::INTR) => Ok(()),
@@ -188,9 +183,84 @@ impl Link {
         }
     }
 
-    /// Whether sending is possible.
-    pub(super) fn is_sending(&self, out: &Outgoing) -> bool {
-        !out.is_done() && self.severed.is_none()
+    /// Moves what the rings have room and bytes for; whether anything moved.
+    pub(super) fn pump(
+        &mut self,
+        out: &mut Outgoing,
+        incoming: &mut Incoming,
+        sink: &mut impl Sink,
+    ) -> Result<bool, Error> {
+        let Some(mut rings) = self.rings.take() else { return Ok(false) };
+        let moved = self.pump_through(&mut rings, out, incoming, sink);
+        self.rings = Some(rings);
+        moved
+    }
+
+    fn pump_through(
+        &mut self,
+        rings: &mut Rings,
+        out: &mut Outgoing,
+        incoming: &mut Incoming,
+        sink: &mut impl Sink,
+    ) -> Result<bool, Error> {
+        let party = self.party;
+        let broken = |Broken| {
+            let detail = "a cursor in shared memory that cannot be right".to_owned();
+            Error::Protocol { rank: party.peer, detail }
+        };
+        let mut moved = 0;
+        if !out.is_done() {
+            let sent = rings.write(out.rest()).map_err(broken)?;
+            self.sent(out, sent);
+            moved += sent;
+        }
+        loop {
+            self.deliver(incoming, sink)?;
+            let into = if self.parcels.is_arriving() {
+                self.parcels.room()
+            } else {
+                match *incoming {
+                    Incoming::Body(missing) => limited(sink.room(party.at), missing),
+                    // A header and no more, so that bodies go straight where
+                    // they belong.
+                    _ => {
+                        let missing = HEADER.saturating_sub(self.inbox.filled().len());
+                        let space = self.inbox.space();
+                        let missing = missing.min(space.len());
+                        &mut space[..missing]
+                    }
+                }
+            };
+            let got = rings.read(into).map_err(broken)?;
+            if got == 0 {
+                break;
+            }
+            moved += got;
+            if self.parcels.is_arriving() {
+                self.stow(got);
+            } else if let Incoming::Body(_) = incoming {
+                self.take(got, incoming, sink);
+            } else {
+                self.inbox.fill(got);
+            }
+            if moved >= PORTION {
+                return Ok(true);
+            }
+        }
+        if moved == 0 && self.end != End::Open {
+            // What the peer wrote before it left has been read now, unless it is
+            // more than this operation awaits.
+            let done = *incoming == Incoming::Done;
+            let empty = rings.is_empty().map_err(broken)?;
+            match &self.end {
+                End::Near(why) if done || empty => return Err(self.lost(why)),
+                End::Farewell if !(done && out.is_done()) && empty => {
+                    return Err(self.lost("it left the mesh"));
+                }
+                _ => {}
+            }
+        }
+        Ok(moved > 0)
     }
 
     /// Receives once, as much as there is and has a place.
@@ -200,12 +270,17 @@ impl Link {
         incoming: &mut Incoming,
         sink: &mut impl Sink,
     ) -> Result<(), Error> {
+        if self.rings.is_some() {
+            return self.listen(stream, *incoming);
+        }
         self.deliver(incoming, sink)?;
+        let stowing = self.parcels.is_arriving();
         let room = match *incoming {
-            Incoming::Done => return Ok(()),
+            _ if stowing => limited(self.parcels.room(), u64::MAX),
+            Incoming::Done => return self.look_ahead(stream, false),
             Incoming::Header => &mut [],
             Incoming::Body(missing) => {
-                let room = limited(sink.room(self.party.peer), missing);
+                let room = limited(sink.room(self.party.at), missing);
                 if room.is_empty() {
                     return Ok(());
                 }
@@ -216,14 +291,18 @@ impl Link {
         let spill = self.inbox.space();
         let mut into = [IoSliceMut::new(room), IoSliceMut::new(spill)];
         let got = match readv(stream, &mut into) {
-            Ok(0) if *incoming == Incoming::Header => return Err(self.lost("connection closed")),
+            Ok(0) if *incoming == Incoming::Header && !stowing => {
+                return Err(self.lost("connection closed"));
+            }
             Ok(0) => return Err(self.lost("connection closed in the middle of a frame")),
             Ok(got) => got,
             Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
             Err(errno) => return Err(self.lost(errno)),
         };
-        self.inbox.end += got.saturating_sub(direct);
-        if let Incoming::Body(_) = incoming {
+        self.inbox.fill(got.saturating_sub(direct));
+        if stowing {
+            self.stow(got.min(direct));
+        } else if let Incoming::Body(_) = incoming {
             self.take(got.min(direct), incoming, sink);
         }
         self.deliver(incoming, sink)?;
@@ -235,7 +314,7 @@ impl Link {
     fn explain(&mut self, stream: &TcpStream, incoming: Incoming) -> Result<(), Error> {
         match self.severed {
             Some(errno) if !matches!(incoming, Incoming::Body(_)) => {
-                self.look_ahead(stream)?;
+                self.look_ahead(stream, true)?;
                 Err(self.lost(errno))
             }
             _ => Ok(()),
@@ -248,49 +327,93 @@ impl Link {
         incoming: &mut Incoming,
         sink: &mut impl Sink,
     ) -> Result<(), Error> {
-        let peer = self.party.peer;
+        let peer = self.party.at;
         loop {
-            match *incoming {
-                Incoming::Done => return Ok(()),
-                Incoming::Header => {
-                    let Some(header) = self.header_at(0, 0)? else { return Ok(()) };
-                    match header.op {
-                        Op::Farewell => return Err(self.lost("it left the mesh")),
-                        Op::Fault => return self.fault_at(0, header),
-                        op if op == self.op => {}
-                        op => {
-                            let detail = format!("{} instead of {}", op.name(), self.op.name());
-                            return Err(self.broken(detail));
-                        }
-                    }
-                    self.inbox.start += HEADER;
-                    sink.begin(peer, header.bytes).map_err(|detail| self.broken(detail))?;
-                    *incoming = Incoming::Body(header.bytes);
-                    self.take(0, incoming, sink);
+            if self.parcels.is_arriving() && !self.adopt(incoming, sink)? {
+                let room = self.parcels.room();
+                let length = room.len().min(self.inbox.filled().len());
+                room[..length].copy_from_slice(&self.inbox.filled()[..length]);
+                self.inbox.take(length);
+                if !self.stow(length) {
+                    return Ok(());
                 }
-                Incoming::Body(missing) => {
-                    let room = limited(sink.room(peer), missing);
-                    let length = room.len().min(self.inbox.filled().len());
-                    if length == 0 {
-                        return Ok(());
-                    }
-                    room[..length].copy_from_slice(&self.inbox.filled()[..length]);
-                    self.inbox.start += length;
-                    self.take(length, incoming, sink);
-                }
+                continue;
             }
+            let Incoming::Body(missing) = *incoming else {
+                let Some(header) = self.header_at(0, 0)? else { return Ok(()) };
+                let expected = *incoming == Incoming::Header;
+                match header.op {
+                    Op::Fault if expected => return self.fault_at(0, header),
+                    Op::Farewell if expected => return Err(self.lost("it left the mesh")),
+                    op if expected && op == self.op => {}
+                    Op::Send if self.parcels.fits(header.bytes) => {
+                        self.inbox.take(HEADER);
+                        self.parcels.begin(header.bytes);
+                        continue;
+                    }
+                    _ if !expected => return Ok(()),
+                    op => {
+                        let detail = format!("{} instead of {}", op.name(), self.op.name());
+                        return Err(self.broken(detail));
+                    }
+                }
+                self.inbox.take(HEADER);
+                sink.begin(peer, header.bytes).map_err(|detail| self.broken(detail))?;
+                *incoming = Incoming::Body(header.bytes);
+                self.take(0, incoming, sink);
+                continue;
+            };
+            let room = limited(sink.room(peer), missing);
+            let length = room.len().min(self.inbox.filled().len());
+            if length == 0 {
+                return Ok(());
+            }
+            room[..length].copy_from_slice(&self.inbox.filled()[..length]);
+            self.inbox.take(length);
+            self.take(length, incoming, sink);
         }
+    }
+
+    /// A parcel is arriving, and its receiver has come: the rest goes there.
+    fn adopt(&mut self, incoming: &mut Incoming, sink: &mut impl Sink) -> Result<bool, Error> {
+        if self.op != Op::Send || *incoming != Incoming::Header {
+            return Ok(false);
+        }
+        let Some((parcel, filled)) = self.parcels.hand_over() else { return Ok(false) };
+        let (peer, bytes) = (self.party.at, parcel.len() as u64);
+        sink.begin(peer, bytes).map_err(|detail| self.broken(detail))?;
+        *incoming = Incoming::Body(bytes);
+        let mut rest = &parcel[..filled];
+        while !rest.is_empty() {
+            let room = sink.room(peer);
+            let length = room.len().min(rest.len());
+            room[..length].copy_from_slice(&rest[..length]);
+            rest = &rest[length..];
+            self.take(length, incoming, sink);
+        }
+        self.take(0, incoming, sink);
+        Ok(true)
+    }
+
+    /// Bytes of the arriving parcel came; whether it is whole.
+    fn stow(&mut self, bytes: usize) -> bool {
+        let whole = self.parcels.advance(bytes);
+        self.frames_received += u64::from(whole);
+        whole
     }
 
     /// The peer hung up while nothing is expected from it: was it a farewell, a
     /// failure with a reason, or death?
     pub(super) fn hung_up(&mut self, stream: &TcpStream, incoming: Incoming) -> Result<(), Error> {
+        if self.rings.is_some() {
+            return self.listen(stream, incoming);
+        }
         if incoming != Incoming::Done {
             // It is in the middle of a frame that there is no room for yet.
-            self.end = End::Near;
+            self.end = End::Near("connection closed".to_owned());
             return Ok(());
         }
-        self.look_ahead(stream)
+        self.look_ahead(stream, true)
     }
 
     /// Tells the peer why this mesh is over, if the stream is between frames
@@ -310,37 +433,57 @@ impl Link {
     }
 
     fn last_frame(&mut self, stream: &TcpStream, op: Op, payload: &[u8]) {
-        if self.sending || self.severed.is_some() {
+        if (self.sending && self.rings.is_none()) || self.severed.is_some() {
             return;
         }
-        let mut out = Outgoing::frame(vec![payload]);
-        self.begin(op, &mut out);
-        let Some(header) = &out.header else { return };
-        let slices = [IoSlice::new(header), IoSlice::new(payload)];
+        let header = Header::new(op, self.party.token, self.frames_sent, payload.len()).encode();
+        let slices = [IoSlice::new(&header), IoSlice::new(payload)];
         // Best effort: a peer that does not get it sees the stream end.
         let mut control = SendAncillaryBuffer::default();
         let sent = sendmsg(stream, &slices, &mut control, SendFlags::NOSIGNAL);
-        self.sending = true;
+        self.severed = Some(Errno::SHUTDOWN);
         if sent == Ok(HEADER + payload.len()) {
             let _ = shutdown(stream, Shutdown::Write);
         }
     }
 
+    /// Reads what a peer with rings says on the connection.
+    fn listen(&mut self, stream: &TcpStream, incoming: Incoming) -> Result<(), Error> {
+        let ended = read_ahead(stream, &mut self.aside);
+        if let Some(bytes) = self.aside.filled().first_chunk() {
+            let Some(header) = Header::decode(bytes) else {
+                return Err(self.broken("bytes that are no frame".into()));
+            };
+            header.check(self.party.peer, self.party.token, header.sequence)?;
+            let payload = &self.aside.filled()[HEADER..];
+            match header.op {
+                Op::Farewell => {
+                    self.end = End::Farewell;
+                    return Ok(());
+                }
+                Op::Fault if payload.len() as u64 >= header.bytes => {
+                    let Party { own, peer, size, .. } = self.party;
+                    let notice = Notice::decode(&payload[..header.bytes as usize], peer, own, size);
+                    return Err(self.heard.insert(notice).error.clone());
+                }
+                Op::Fault => {}
+                op => return Err(self.broken(format!("{} beside the rings", op.name()))),
+            }
+        }
+        match ended {
+            Some(why) if incoming == Incoming::Done => Err(self.lost(why)),
+            // It may have written all that is awaited before it went.
+            Some(why) => {
+                self.end = End::Near(why);
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Reads ahead, as far as the inbox goes, for what explains a hang-up.
-    fn look_ahead(&mut self, stream: &TcpStream) -> Result<(), Error> {
-        let ended = loop {
-            let space = self.inbox.space();
-            if space.is_empty() {
-                break None;
-            }
-            match rustix::io::read(stream, space) {
-                Ok(0) => break Some("connection closed".to_owned()),
-                Ok(got) => self.inbox.end += got,
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Ok(()),
-                Err(errno) => break Some(errno.to_string()),
-            }
-        };
+    fn look_ahead(&mut self, stream: &TcpStream, hung_up: bool) -> Result<(), Error> {
+        let ended = read_ahead(stream, &mut self.inbox);
         let mut at = 0;
         let mut ahead = 0;
         while let Some(header) = self.header_at(at, ahead)? {
@@ -359,10 +502,15 @@ impl Link {
         }
         match ended {
             Some(why) if at <= self.inbox.filled().len() => Err(self.lost(why)),
-            _ => {
-                self.end = End::Near;
+            Some(why) => {
+                self.end = End::Near(why);
                 Ok(())
             }
+            None if hung_up && self.inbox.space().is_empty() => {
+                self.end = End::Near("connection closed".to_owned());
+                Ok(())
+            }
+            None => Ok(()),
         }
     }
 
@@ -391,9 +539,15 @@ impl Link {
         }
     }
 
+    fn sent(&mut self, out: &mut Outgoing, bytes: usize) {
+        out.advance(bytes);
+        self.sending = !out.is_done();
+        self.frames_sent += u64::from(!self.sending);
+    }
+
     fn take(&mut self, bytes: usize, incoming: &mut Incoming, sink: &mut impl Sink) {
         if let Incoming::Body(missing) = incoming {
-            sink.advance(self.party.peer, bytes);
+            sink.advance(self.party.at, bytes);
             *missing -= bytes as u64;
             if *missing == 0 {
                 *incoming = Incoming::Done;
@@ -411,26 +565,20 @@ impl Link {
     }
 }
 
-/// Bytes that were read before their place was known.
-#[derive(Debug)]
-struct Inbox {
-    bytes: Box<[u8; INBOX]>,
-    start: usize,
-    end: usize,
-}
-
-impl Inbox {
-    fn filled(&self) -> &[u8] {
-        &self.bytes[self.start..self.end]
-    }
-
-    fn space(&mut self) -> &mut [u8] {
-        if self.start > 0 {
-            self.bytes.copy_within(self.start..self.end, 0);
-            self.end -= self.start;
-            self.start = 0;
+/// Reads as far as the inbox goes; why the stream ended, if it did.
+fn read_ahead(stream: &TcpStream, inbox: &mut Inbox) -> Option<String> {
+    loop {
+        let space = inbox.space();
+        if space.is_empty() {
+            return None;
         }
-        &mut self.bytes[self.end..]
+        match rustix::io::read(stream, space) {
+            Ok(0) => return Some("connection closed".to_owned()),
+            Ok(got) => inbox.fill(got),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return None,
+            Err(errno) => return Some(errno.to_string()),
+        }
     }
 }
 

@@ -25,10 +25,11 @@ use std::{
 use job::Token;
 
 use super::{
-    AbortHandle, Error, TcpMesh,
+    AbortHandle, Error, HostMesh,
     accept::{Acceptor, Expected},
     dial::{self, Wake},
     handshake::Key,
+    mesh::Origin,
 };
 
 /// How long a connection may take to say hello, or to confirm.
@@ -79,6 +80,7 @@ pub struct Listener {
     address: SocketAddr,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+    shares_memory: bool,
 }
 
 /// What the listener and its thread both see.
@@ -136,7 +138,15 @@ impl Listener {
             .name("mesh-accept".into())
             .spawn(|| acceptor.run())
             .map_err(|why| Error::system("spawn", why))?;
-        Ok(Self { address, shared, thread: Some(thread) })
+        Ok(Self { address, shared, thread: Some(thread), shares_memory: true })
+    }
+
+    /// Ranks of one machine talk over TCP as well: for measurements, and where
+    /// memory must not be shared. All ranks of a mesh decide the same.
+    #[must_use]
+    pub fn over_tcp_only(mut self) -> Self {
+        self.shares_memory = false;
+        self
     }
 
     /// The address, with the port that was bound.
@@ -165,7 +175,22 @@ impl Listener {
         spec: MeshSpec,
         deadline: Instant,
         abort: &AbortHandle,
-    ) -> Result<TcpMesh, Error> {
+    ) -> Result<HostMesh, Error> {
+        let names = (0..spec.addresses.len()).collect();
+        let lingering = Lingering(Arc::downgrade(&self.shared));
+        self.connect_as(spec, names, lingering, deadline, abort)
+    }
+
+    /// [`Self::connect`], with the ranks' names in errors and the place where
+    /// the connections of a failed mesh stay a little.
+    pub(super) fn connect_as(
+        &self,
+        spec: MeshSpec,
+        names: Vec<usize>,
+        lingering: Lingering,
+        deadline: Instant,
+        abort: &AbortHandle,
+    ) -> Result<HostMesh, Error> {
         let MeshSpec { token, key, rank, addresses } = spec;
         let size = addresses.len();
         if rank >= size || u32::try_from(size).is_err() {
@@ -176,9 +201,19 @@ impl Listener {
         let mut streams: Vec<_> = (0..size).map(|_| None).collect();
         let connected = dial::connect(&party, &arrivals, self, &mut streams, deadline, abort);
         self.shared.expect_nothing(token);
-        let lingering = Lingering(Arc::downgrade(&self.shared));
         match connected {
-            Ok(()) => Ok(TcpMesh::new(token, rank, streams, abort.clone(), lingering)),
+            Ok(()) => {
+                let dial::Party { key, addresses, .. } = party;
+                let bind = self.address.ip();
+                let shares_memory = self.shares_memory;
+                let origin = Origin { key, addresses, bind, names, shares_memory, children: 0 };
+                let mut mesh =
+                    HostMesh::new(token, rank, streams, abort.clone(), lingering, origin);
+                if self.shares_memory {
+                    mesh.find_neighbours(deadline)?;
+                }
+                Ok(mesh)
+            }
             Err(error) => {
                 // Some peers may take the mesh for formed.
                 lingering.keep(streams.into_iter().flatten());

@@ -1,45 +1,72 @@
 //! The collectives of a mesh whose ranks are connected pair by pair over TCP.
 
-use std::{fmt, net::TcpStream, ops::Range, time::Instant};
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr, TcpStream},
+    ops::Range,
+    time::Instant,
+};
 
 use job::{Token, shares::Shares};
 
 use super::{
-    AbortHandle, Communicator, Error,
-    arguments::{check_limit, check_output, check_pieces, check_rank, check_splits},
+    AbortHandle, Buffer, Communicator, Counter, Dtype, Error, Job, Partition, Reduce, View,
+    ViewMut,
+    arguments::{
+        check_leaf, check_limit, check_output, check_pieces, check_rank, check_splits, check_tails,
+    },
+    direct::Local,
     exchange::Wire,
     frame::{Notice, Op},
-    link::{Link, Outgoing, Party},
+    handshake::Key,
+    kernels,
+    link::{Link, Party},
     listener::Lingering,
+    outgoing::Outgoing,
     recorder::{Recorder, State},
-    reduce::{TreeSum, segments},
-    sink::{Gathered, Sink, Slots},
+    reduce::{Combine, Fold, Pieces, TreeSum, Wave, segments},
+    sink::{Gathered, Sink, Slots, expect},
     splits::{bytes_of, cut, evenly},
 };
 
-/// Sums of at most this many elements go to every rank in one exchange instead
-/// of two: below it, latency costs more than bytes.
-const SMALL: usize = 4096;
+/// Sums of at most this many bytes go to every rank in one exchange instead of
+/// two: below it, latency costs more than bytes.
+const SMALL: usize = 16 << 10;
 
 /// The communicator of one generation over TCP, made by
 /// [`super::Listener::connect`].
 ///
 /// Dropping it after its last operation tells the peers that this rank has
 /// finished; a process that dies says nothing, which is how they tell.
-pub struct TcpMesh {
+pub struct HostMesh {
     token: Token,
     rank: usize,
-    wire: Wire,
+    pub(super) wire: Wire,
     recorder: Recorder,
     // The first error, which is the answer to every later call.
     root: Option<Error>,
     // Set while an operation runs, and left set by a panic.
     running: bool,
-    arrived: Vec<f32>,
-    lingering: Lingering,
+    arrived: Vec<u64>,
+    pub(super) lingering: Lingering,
+    pub(super) origin: Origin,
+    // Where all ranks are on one machine.
+    pub(super) local: Option<Local>,
 }
 
-impl TcpMesh {
+/// What a mesh was made from, for the meshes that are split off it.
+pub(super) struct Origin {
+    pub(super) key: Key,
+    pub(super) addresses: Vec<SocketAddr>,
+    pub(super) bind: IpAddr,
+    /// The ranks as the generation's mesh numbers them, in errors.
+    pub(super) names: Vec<usize>,
+    pub(super) shares_memory: bool,
+    /// Meshes split off so far.
+    pub(super) children: u64,
+}
+
+impl HostMesh {
     /// Streams are authenticated, non-blocking, and by rank; none to itself.
     pub(super) fn new(
         token: Token,
@@ -47,9 +74,12 @@ impl TcpMesh {
         streams: Vec<Option<TcpStream>>,
         abort: AbortHandle,
         lingering: Lingering,
+        origin: Origin,
     ) -> Self {
-        let size = streams.len();
-        let link = |peer| Link::new(Party { token, own: rank, peer, size });
+        let names = &origin.names;
+        let size = names.iter().max().map_or(0, |name| name + 1);
+        let link =
+            |peer| Link::new(Party { token, own: names[rank], peer: names[peer], at: peer, size });
         let peers = streams
             .into_iter()
             .enumerate()
@@ -58,12 +88,14 @@ impl TcpMesh {
         Self {
             token,
             rank,
-            wire: Wire { peers, abort },
+            wire: Wire { peers, abort, names: names.clone(), segment: None, spins: false },
             recorder: Recorder::default(),
             root: None,
             running: false,
             arrived: Vec::new(),
             lingering,
+            origin,
+            local: None,
         }
     }
 
@@ -73,89 +105,17 @@ impl TcpMesh {
         &self.recorder
     }
 
-    /// Sends bytes to some ranks and receives from some, all at once, so that
-    /// neighbours that send to each other never block each other. A rank occurs
-    /// at most once on either side; its counterpart makes the matching call.
-    ///
-    /// # Errors
-    /// [`Error`].
-    pub fn send_receive(
-        &mut self,
-        send: &[(usize, &[u8])],
-        receive: &mut [(usize, &mut [u8])],
-        deadline: Instant,
-    ) -> Result<(), Error> {
-        self.operate(Op::SendReceive, |mesh| {
-            let size = mesh.size();
-            let (mut outgoing, mut seen) = (mesh.nothing(), vec![0_u8; size]);
-            let mut slots = Slots::none(size);
-            for &(rank, bytes) in send {
-                mesh.check_peer(rank, &mut seen, 1)?;
-                outgoing[rank] = Outgoing::frame(vec![bytes]);
-            }
-            for (rank, bytes) in receive {
-                mesh.check_peer(*rank, &mut seen, 2)?;
-                slots.set(*rank, bytes);
-            }
-            mesh.exchange(Op::SendReceive, outgoing, &mut slots, deadline)
-        })
-    }
-
-    /// Sends bytes to one rank.
-    ///
-    /// # Errors
-    /// [`Error`].
-    pub fn send(&mut self, to: usize, bytes: &[u8], deadline: Instant) -> Result<(), Error> {
-        self.send_receive(&[(to, bytes)], &mut [], deadline)
-    }
-
-    /// Receives exactly as many bytes as the buffer has from one rank.
-    ///
-    /// # Errors
-    /// [`Error`].
-    pub fn receive(
-        &mut self,
-        from: usize,
-        buffer: &mut [u8],
-        deadline: Instant,
-    ) -> Result<(), Error> {
-        self.send_receive(&[], &mut [(from, buffer)], deadline)
-    }
-
-    /// Sends `send[r]` to each rank r and fills `receive[r]` with what r sends
-    /// here; sizes may differ, and the two sides of a pair must agree.
-    ///
-    /// # Errors
-    /// [`Error`].
-    pub fn all_to_all(
-        &mut self,
-        send: &[&[u8]],
-        receive: &mut [&mut [u8]],
-        deadline: Instant,
-    ) -> Result<(), Error> {
-        self.operate(Op::AllToAll, |mesh| {
-            let (size, own) = (mesh.size(), mesh.rank);
-            if send.len() != size || receive.len() != size {
-                let (to, from) = (send.len(), receive.len());
-                return Err(Error::refused(format!("{to} and {from} parts for {size} ranks")));
-            }
-            if send[own].len() != receive[own].len() {
-                return Err(Error::refused("the part for this rank itself has two sizes"));
-            }
-            receive[own].copy_from_slice(send[own]);
-            let outgoing = mesh.to_all(|rank| vec![send[rank]]);
-            let mut slots = Slots::none(size);
-            for (rank, bytes) in receive.iter_mut().enumerate().filter(|(rank, _)| *rank != own) {
-                slots.set(rank, bytes);
-            }
-            mesh.exchange(Op::AllToAll, outgoing, &mut slots, deadline)
-        })
-    }
-
     /// Ends as a killed process does: without a word.
     #[cfg(test)]
     pub(super) fn die(mut self) {
         self.running = true;
+    }
+
+    /// Whether this rank shares memory with that one.
+    #[must_use]
+    pub fn shares_memory_with(&self, rank: usize) -> bool {
+        let peer = self.wire.peers.get(rank).and_then(Option::as_ref);
+        peer.is_some_and(|(_, link)| link.has_rings())
     }
 
     /// The connections, to be cut from outside.
@@ -166,7 +126,7 @@ impl TcpMesh {
     }
 
     /// Runs one operation: after an error, this is the mesh's last.
-    fn operate<T>(
+    pub(super) fn operate<T>(
         &mut self,
         op: Op,
         run: impl FnOnce(&mut Self) -> Result<T, Error>,
@@ -178,20 +138,28 @@ impl TcpMesh {
         self.running = true;
         let result = run(self);
         self.running = false;
-        match &result {
-            Ok(_) => self.recorder.end(State::Done),
-            Err(error) => {
+        match result {
+            Ok(done) => {
+                self.recorder.end(State::Done);
+                Ok(done)
+            }
+            Err(mut error) => {
+                self.give_up(&error);
+                if let Error::Deadline { waiting_for, .. } = &mut error {
+                    self.wire.keep_silent(waiting_for);
+                    self.root = Some(error.clone());
+                }
                 self.recorder.end(State::Failed(error.to_string()));
-                self.give_up(error);
+                Err(error)
             }
         }
-        result
     }
 
     fn give_up(&mut self, error: &Error) {
         self.root = Some(error.clone());
         let heard = self.wire.peers.iter().flatten().find_map(|(_, link)| link.heard());
-        let first_hand = || Notice { error: error.clone(), reporter: self.rank };
+        let reporter = self.origin.names[self.rank];
+        let first_hand = || Notice { error: error.clone(), reporter };
         let notice = heard.cloned().unwrap_or_else(first_hand);
         for (_, (stream, link)) in self.wire.links() {
             link.give_up(stream, &notice);
@@ -223,30 +191,28 @@ impl TcpMesh {
             .collect()
     }
 
-    /// Another rank, not seen with this mark before.
-    fn check_peer(&self, rank: usize, seen: &mut [u8], mark: u8) -> Result<(), Error> {
+    /// Another rank than this one.
+    fn check_other(&self, rank: usize) -> Result<(), Error> {
         check_rank(rank, self.size())?;
-        if rank == self.rank || seen[rank] & mark != 0 {
-            return Err(Error::refused(format!("rank {rank} is this rank, or named twice")));
+        if rank == self.rank {
+            return Err(Error::refused(format!("rank {rank} is this rank itself")));
         }
-        seen[rank] |= mark;
         Ok(())
     }
 
-    fn gather_bytes(
+    /// Every rank's bytes, within an operation.
+    pub(super) fn gather_all(
         &mut self,
         op: Op,
         own: &[u8],
         limit: usize,
         deadline: Instant,
     ) -> Result<Vec<Vec<u8>>, Error> {
-        self.operate(op, |mesh| {
-            check_limit(own.len(), limit)?;
-            let outgoing = mesh.to_all(|_| vec![own]);
-            let mut gathered = Gathered::new(mesh.size(), mesh.rank, own, limit);
-            mesh.exchange(op, outgoing, &mut gathered, deadline)?;
-            Ok(gathered.parts)
-        })
+        check_limit(own.len(), limit)?;
+        let outgoing = self.to_all(|_| vec![own]);
+        let mut gathered = Gathered::new(self.size(), self.rank, own, limit);
+        self.exchange(op, outgoing, &mut gathered, deadline)?;
+        Ok(gathered.parts)
     }
 
     /// Every rank's split of the buffer, from the rank that owns it.
@@ -270,33 +236,91 @@ impl TcpMesh {
         self.exchange(op, outgoing, &mut slots, deadline)
     }
 
-    /// The tree sum of each rank's split, at that rank. Splits may overlap.
-    fn reduce(
+    /// Sends each rank its split of all pieces and combines what comes for this
+    /// one's. Splits may overlap; they and the pieces are in bytes.
+    fn reduce_pieces(
         &mut self,
         op: Op,
-        shares: &Shares,
-        pieces: &[&[f32]],
+        pieces: &[&[u8]],
+        counts: impl Iterator<Item = usize>,
         splits: &[Range<usize>],
-        out: &mut [f32],
+        combine: impl Combine,
         deadline: Instant,
     ) -> Result<(), Error> {
         let outgoing = self.to_all(|rank| {
             let segments = segments(splits[rank].clone());
-            let parts = segments.flat_map(|segment| {
-                pieces.iter().map(move |piece| bytemuck::cast_slice(&piece[segment.clone()]))
-            });
-            parts.collect()
+            segments
+                .flat_map(|segment| pieces.iter().map(move |piece| &piece[segment.clone()]))
+                .collect()
         });
         let own = pieces.iter().map(|piece| &piece[splits[self.rank].clone()]).collect();
         let mut arrived = std::mem::take(&mut self.arrived);
-        let result = TreeSum::new(shares, self.rank, own, out, &mut arrived)
-            .and_then(|mut sum| self.exchange(op, outgoing, &mut sum, deadline));
+        let mut sink = Pieces::new(combine, self.rank, own, counts, &mut arrived);
+        let result = self.exchange(op, outgoing, &mut sink, deadline);
         self.arrived = arrived;
         result
     }
+
+    /// The tree sum of each rank's split, at that rank.
+    fn reduce_tree(
+        &mut self,
+        op: Op,
+        shares: &Shares,
+        pieces: &[View],
+        splits: &[Range<usize>],
+        out: &mut [f32],
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        let pieces: Vec<_> = pieces.iter().map(|piece| piece.host()).collect::<Result<_, _>>()?;
+        let splits: Vec<_> = splits.iter().map(|split| bytes_of(Dtype::F32, split)).collect();
+        let counts = (0..shares.ranks()).map(|rank| shares.pieces(rank).len());
+        let sum = TreeSum::new(shares, out)?;
+        self.reduce_pieces(op, &pieces, counts, &splits, sum, deadline)
+    }
+
+    /// Each rank's split of the ranks' buffers reduced, where it lies at that rank.
+    fn reduce_in_place(
+        &mut self,
+        op: Op,
+        how: Reduce,
+        dtype: Dtype,
+        buffer: &mut [u8],
+        splits: &[Range<usize>],
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        let mut outgoing = self.nothing();
+        let mut own: &mut [u8] = &mut [];
+        for (rank, split) in cut(buffer, splits).into_iter().enumerate() {
+            if rank == self.rank {
+                own = split;
+            } else {
+                outgoing[rank] = Outgoing::frame(vec![split]);
+            }
+        }
+        let counts = (0..self.size()).map(|rank| usize::from(rank != self.rank));
+        let fold = Fold { how, dtype, out: own, own: Some(self.rank) };
+        let mut arrived = std::mem::take(&mut self.arrived);
+        let mut sink = Pieces::new(fold, self.rank, Vec::new(), counts, &mut arrived);
+        let result = self.exchange(op, outgoing, &mut sink, deadline);
+        self.arrived = arrived;
+        result
+    }
+
+    /// Each rank's split reduced, at that rank.
+    fn reduce_fold(
+        &mut self,
+        op: Op,
+        input: &[u8],
+        splits: &[Range<usize>],
+        fold: Fold,
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        let counts = std::iter::repeat_n(1, self.size());
+        self.reduce_pieces(op, &[input], counts, splits, fold, deadline)
+    }
 }
 
-impl Communicator for TcpMesh {
+impl Communicator for HostMesh {
     fn token(&self) -> Token {
         self.token
     }
@@ -315,28 +339,138 @@ impl Communicator for TcpMesh {
         limit: usize,
         deadline: Instant,
     ) -> Result<Vec<Vec<u8>>, Error> {
-        self.gather_bytes(Op::AllGatherBytes, own, limit, deadline)
+        const OP: Op = Op::AllGatherBytes;
+        self.operate(OP, |mesh| mesh.gather_all(OP, own, limit, deadline))
     }
 
     fn all_gather(
         &mut self,
-        buffer: &mut [f32],
+        buffer: ViewMut,
         splits: &[Range<usize>],
         deadline: Instant,
     ) -> Result<(), Error> {
         self.operate(Op::AllGather, |mesh| {
             check_splits(splits, mesh.size(), buffer.len())?;
-            let splits: Vec<_> = splits.iter().map(bytes_of).collect();
-            mesh.fill(Op::AllGather, bytemuck::cast_slice_mut(buffer), &splits, deadline)
+            let dtype = buffer.dtype();
+            let splits: Vec<_> = splits.iter().map(|split| bytes_of(dtype, split)).collect();
+            mesh.fill(Op::AllGather, buffer.host()?, &splits, deadline)
+        })
+    }
+
+    fn reduce_scatter(
+        &mut self,
+        how: Reduce,
+        input: View,
+        splits: &[Range<usize>],
+        out: ViewMut,
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        self.operate(Op::ReduceScatter, |mesh| {
+            let dtype = input.dtype();
+            kernels::check(how, dtype)?;
+            check_splits(splits, mesh.size(), input.len())?;
+            check_output(&out, dtype, splits[mesh.rank].len())?;
+            let splits: Vec<_> = splits.iter().map(|split| bytes_of(dtype, split)).collect();
+            let fold = Fold { how, dtype, out: out.host()?, own: None };
+            mesh.reduce_fold(Op::ReduceScatter, input.host()?, &splits, fold, deadline)
+        })
+    }
+
+    fn all_reduce(&mut self, how: Reduce, buffer: ViewMut, deadline: Instant) -> Result<(), Error> {
+        const OP: Op = Op::AllReduce;
+        self.operate(OP, |mesh| {
+            let (size, dtype) = (mesh.size(), buffer.dtype());
+            kernels::check(how, dtype)?;
+            let buffer = buffer.host()?;
+            if buffer.len() <= SMALL {
+                let input = buffer.to_vec();
+                let splits = vec![0..buffer.len(); size];
+                let fold = Fold { how, dtype, out: buffer, own: None };
+                return mesh.reduce_fold(OP, &input, &splits, fold, deadline);
+            }
+            let splits = evenly(buffer.len() / dtype.size(), size, None);
+            let splits: Vec<_> = splits.iter().map(|split| bytes_of(dtype, split)).collect();
+            if let Some(operands) = mesh.operands(OP, buffer, deadline)? {
+                let own = splits[mesh.rank].clone();
+                return mesh.reduce_directly(OP, (how, dtype), &operands, own, deadline);
+            }
+            mesh.reduce_in_place(OP, how, dtype, buffer, &splits, deadline)?;
+            mesh.fill(OP, buffer, &splits, deadline)
+        })
+    }
+
+    fn broadcast(&mut self, root: usize, buffer: ViewMut, deadline: Instant) -> Result<(), Error> {
+        self.operate(Op::Broadcast, |mesh| {
+            check_rank(root, mesh.size())?;
+            mesh.broadcast_from(root, buffer.host()?, deadline)
+        })
+    }
+
+    fn all_to_all(
+        &mut self,
+        send: View,
+        send_splits: &[Range<usize>],
+        receive: ViewMut,
+        receive_splits: &[Range<usize>],
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        self.operate(Op::AllToAll, |mesh| {
+            let (size, own) = (mesh.size(), mesh.rank);
+            check_tails(send_splits, size, send.len())?;
+            check_splits(receive_splits, size, receive.len())?;
+            if send_splits[own].len() != receive_splits[own].len() {
+                return Err(Error::refused("the part for this rank itself has two sizes"));
+            }
+            let (to, from) = (send.dtype(), receive.dtype());
+            let (send, receive) = (send.host()?, receive.host()?);
+            let parts: Vec<_> =
+                send_splits.iter().map(|split| &send[bytes_of(to, split)]).collect();
+            let splits: Vec<_> = receive_splits.iter().map(|split| bytes_of(from, split)).collect();
+            let mut slots = Slots::none(size);
+            for (rank, slot) in cut(receive, &splits).into_iter().enumerate() {
+                if rank == own {
+                    slot.copy_from_slice(parts[rank]);
+                } else {
+                    slots.set(rank, slot);
+                }
+            }
+            let outgoing = mesh.to_all(|rank| vec![parts[rank]]);
+            mesh.exchange(Op::AllToAll, outgoing, &mut slots, deadline)
+        })
+    }
+
+    fn send(&mut self, to: usize, elements: View, deadline: Instant) -> Result<(), Error> {
+        self.operate(Op::Send, |mesh| {
+            mesh.check_other(to)?;
+            let mut outgoing = mesh.nothing();
+            outgoing[to] = Outgoing::frame(vec![elements.host()?]);
+            mesh.exchange(Op::Send, outgoing, &mut Slots::none(mesh.size()), deadline)
+        })
+    }
+
+    fn receive(&mut self, from: usize, buffer: ViewMut, deadline: Instant) -> Result<(), Error> {
+        self.operate(Op::Send, |mesh| {
+            mesh.check_other(from)?;
+            let buffer = buffer.host()?;
+            let waiting = mesh.wire.peers[from].as_mut().and_then(|(_, link)| link.parcels().pop());
+            if let Some(parcel) = waiting {
+                expect(parcel.len() as u64, buffer.len())
+                    .map_err(|detail| Error::Protocol { rank: mesh.origin.names[from], detail })?;
+                buffer.copy_from_slice(&parcel);
+                return Ok(());
+            }
+            let mut slots = Slots::none(mesh.size());
+            slots.set(from, buffer);
+            mesh.exchange(Op::Send, mesh.nothing(), &mut slots, deadline)
         })
     }
 
     fn reduce_scatter_tree(
         &mut self,
         shares: &Shares,
-        pieces: &[&[f32]],
+        pieces: &[View],
         splits: &[Range<usize>],
-        out: &mut [f32],
+        out: ViewMut,
         deadline: Instant,
     ) -> Result<(), Error> {
         self.operate(Op::ReduceScatterTree, |mesh| {
@@ -345,52 +479,85 @@ impl Communicator for TcpMesh {
             let length = pieces.first().map_or(end, |piece| piece.len());
             check_splits(splits, mesh.size(), length)?;
             check_pieces(shares, mesh.rank, mesh.size(), pieces, length)?;
-            check_output(out.len(), splits[mesh.rank].len())?;
-            mesh.reduce(Op::ReduceScatterTree, shares, pieces, splits, out, deadline)
+            check_output(&out, Dtype::F32, splits[mesh.rank].len())?;
+            mesh.reduce_tree(Op::ReduceScatterTree, shares, pieces, splits, out.typed()?, deadline)
         })
     }
 
     fn all_reduce_tree(
         &mut self,
         shares: &Shares,
-        pieces: &[&[f32]],
-        out: &mut [f32],
+        pieces: &[View],
+        out: ViewMut,
         deadline: Instant,
     ) -> Result<(), Error> {
         const OP: Op = Op::AllReduceTree;
         self.operate(OP, |mesh| {
             let (size, length) = (mesh.size(), out.len());
             check_pieces(shares, mesh.rank, size, pieces, length)?;
-            if length <= SMALL {
+            let out = out.typed::<f32>()?;
+            if size_of_val(out) <= SMALL {
                 let splits = vec![0..length; size];
-                return mesh.reduce(OP, shares, pieces, &splits, out, deadline);
+                return mesh.reduce_tree(OP, shares, pieces, &splits, out, deadline);
             }
             let splits = evenly(length, size, None);
             let own = splits[mesh.rank].clone();
-            mesh.reduce(OP, shares, pieces, &splits, &mut out[own], deadline)?;
-            let splits: Vec<_> = splits.iter().map(bytes_of).collect();
+            mesh.reduce_tree(OP, shares, pieces, &splits, &mut out[own], deadline)?;
+            let splits: Vec<_> = splits.iter().map(|split| bytes_of(Dtype::F32, split)).collect();
             mesh.fill(OP, bytemuck::cast_slice_mut(out), &splits, deadline)
         })
     }
 
-    fn broadcast(
+    fn reduce_scatter_wave(
         &mut self,
-        root: usize,
-        buffer: &mut [u8],
+        leaf: Option<View>,
+        splits: &[Range<usize>],
+        sum: &mut Counter,
         deadline: Instant,
     ) -> Result<(), Error> {
-        self.operate(Op::Broadcast, |mesh| {
-            check_rank(root, mesh.size())?;
-            mesh.broadcast_from(root, buffer, deadline)
+        self.operate(Op::ReduceScatterWave, |mesh| {
+            let (size, rank) = (mesh.size(), mesh.rank);
+            let leaves = check_leaf(leaf.as_ref(), splits, sum, rank, size)?;
+            let dtype = leaf.map_or(Dtype::F32, |leaf| leaf.dtype());
+            let in_bytes: Vec<_> = splits.iter().map(|split| bytes_of(dtype, split)).collect();
+            let pieces: Vec<_> = leaf.iter().map(|leaf| leaf.host()).collect::<Result<_, _>>()?;
+            let counts = (0..size).map(|rank| usize::from(rank < leaves));
+            sum.begin(leaves as u32)?;
+            let wave = Wave { dtype, sum };
+            mesh.reduce_pieces(Op::ReduceScatterWave, &pieces, counts, &in_bytes, wave, deadline)?;
+            sum.end(leaves as u32);
+            Ok(())
         })
     }
 
     fn barrier(&mut self, deadline: Instant) -> Result<(), Error> {
-        self.gather_bytes(Op::Barrier, &[], 0, deadline).map(drop)
+        const OP: Op = Op::Barrier;
+        self.operate(OP, |mesh| mesh.gather_all(OP, &[], 0, deadline)).map(drop)
+    }
+
+    fn split(
+        &mut self,
+        partitions: &[Partition],
+        deadline: Instant,
+    ) -> Result<Vec<Box<dyn Communicator>>, Error> {
+        self.operate(Op::Split, |mesh| mesh.split_off(partitions, deadline))
+    }
+
+    fn allocate(
+        &mut self,
+        dtype: Dtype,
+        elements: usize,
+        deadline: Instant,
+    ) -> Result<Buffer, Error> {
+        self.operate(Op::Allocate, |mesh| mesh.allocate_shared(dtype, elements, deadline))
+    }
+
+    fn enqueue(&mut self, job: Job) {
+        job(self);
     }
 }
 
-impl Drop for TcpMesh {
+impl Drop for HostMesh {
     fn drop(&mut self) {
         if self.running {
             return;
@@ -412,9 +579,9 @@ impl Drop for TcpMesh {
     }
 }
 
-impl fmt::Debug for TcpMesh {
+impl fmt::Debug for HostMesh {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { token, rank, root, .. } = self;
-        write!(f, "TcpMesh({token}, rank {rank} of {}, root {root:?})", self.size())
+        write!(f, "HostMesh({token}, rank {rank} of {}, root {root:?})", self.size())
     }
 }

@@ -2,14 +2,17 @@
 //! thread that makes them, which is the thread that owns the tensors.
 //!
 //! Start with the [`Communicator`] trait. [`Listener::connect`] builds the mesh
-//! of a generation over TCP; [`Solo`] is the mesh of one rank; [`tree`] is the
-//! arithmetic of the sum, which depends on no rank and no placement (TRAJ-1).
+//! of a generation: ranks of one machine find each other and talk through shared
+//! memory, all others over TCP, and both at once where a mesh spans machines.
+//! [`Solo`] is the mesh of one rank; [`tree`] is the arithmetic of the sum, which
+//! depends on no rank and no placement (TRAJ-1).
 //!
 //! - GEN-1: connections are keyed by a generation's secret, and every frame
 //!   carries its token; anything else is refused.
 //! - GN-2: [`AbortHandle::abort`] ends a blocked call at once. An operation runs
 //!   in its calling thread alone, so once the call has returned nothing of the
-//!   old generation can touch a buffer (ME-1).
+//!   old generation can touch a buffer; memory that ranks share is made for one
+//!   mesh, and a buffer in it ([`Communicator::allocate`]) goes with it (ME-1).
 //! - SEC-1: a peer proves that it holds the generation's key before anything is
 //!   allocated for it.
 //!
@@ -45,32 +48,54 @@ mod abort;
 mod accept;
 mod arguments;
 mod broadcast;
+mod buffer;
 mod communicator;
+mod counter;
 mod dial;
+mod direct;
+mod dtype;
 mod error;
 mod exchange;
 mod frame;
+mod groups;
 mod handshake;
+mod inbox;
+mod kernels;
 mod link;
 mod listener;
 mod mesh;
+mod neighbours;
+mod outgoing;
+mod overlap;
+mod parcels;
+mod pending;
 mod recorder;
 mod reduce;
+mod shm;
 mod sink;
 mod solo;
+mod split;
 mod splits;
 pub mod tree;
+mod view;
 
 #[cfg(test)]
 mod tests;
 
 pub use abort::AbortHandle;
-pub use communicator::Communicator;
+pub use buffer::Buffer;
+pub use communicator::{Communicator, Reduce};
+pub use counter::Counter;
+pub use dtype::{Dtype, Element};
 pub use error::Error;
+pub use groups::{Partition, groups};
 pub use listener::{Listener, ListenerStats, MeshSpec};
-pub use mesh::TcpMesh;
+pub use mesh::HostMesh;
+pub use overlap::Overlapped;
+pub use pending::{Job, Pending};
 pub use recorder::{Record, Recorder, State};
 pub use solo::Solo;
+pub use view::{Cuda, View, ViewMut};
 
 #[cfg(target_endian = "big")]
 compile_error!("tensors travel as they lie in memory, in little-endian order");

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use super::Dtype;
+
 /// Elements that cuts of a sum are rounded to: a cache line.
 const LINE: usize = 16;
 
@@ -33,8 +35,8 @@ pub(super) fn evenly(length: usize, ranks: usize, without: Option<usize>) -> Vec
     (0..ranks).map(next).collect()
 }
 
-pub(super) fn bytes_of(elements: &Range<usize>) -> Range<usize> {
-    elements.start * size_of::<f32>()..elements.end * size_of::<f32>()
+pub(super) fn bytes_of(dtype: Dtype, elements: &Range<usize>) -> Range<usize> {
+    elements.start * dtype.size()..elements.end * dtype.size()
 }
 
 #[cfg(test)]

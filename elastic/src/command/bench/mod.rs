@@ -6,8 +6,10 @@
 //! Steps on the smaller mesh share the machine with the start of what was
 //! killed, the first of them like the others.
 //!
-//! `elastic bench step` is the worker's: it needs the model.
+//! `elastic bench collectives` is in its own module, and `elastic bench step` is
+//! the worker's: it needs the model.
 
+mod collectives;
 mod figures;
 mod group;
 mod record;
@@ -22,6 +24,8 @@ use crate::{
     config::{Config, Resolved},
     exit::Exit,
 };
+pub(super) use collectives::collectives;
+pub(crate) use collectives::{Backend, Op};
 use figures::{Figures, quiet_steps};
 use group::Group;
 use round::{Kind, Sample};

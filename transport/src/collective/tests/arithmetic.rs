@@ -8,6 +8,9 @@ use proptest::prelude::*;
 
 use super::*;
 
+/// Elements of a segment.
+const SEGMENT: usize = reduce::SEGMENT / size_of::<f32>();
+
 /// The sum of leaves `range`, one addition after the other, from the definition.
 fn reference(node: TreeNode, leaves: &[Vec<f32>], element: usize) -> f32 {
     if node.level == 0 {
@@ -54,14 +57,14 @@ fn check(total: u32, ranks: usize, elements: usize, seed: u64) {
             .iter()
             .map(|&node| (0..elements).map(|at| reference(node, &leaves, at)).collect())
             .collect();
-        let pieces: Vec<&[f32]> = pieces.iter().map(Vec::as_slice).collect();
+        let pieces: Vec<View> = pieces.iter().map(View::from).collect();
         let mut sum = vec![1.0; elements];
-        mesh.all_reduce_tree(&shares, &pieces, &mut sum, soon()).unwrap();
+        mesh.all_reduce_tree(&shares, &pieces, ViewMut::of(&mut sum), soon()).unwrap();
         let own = splits[mesh.rank()].clone();
         let mut gathered = vec![2.0; elements];
-        let out = &mut gathered[own];
+        let out = ViewMut::of(&mut gathered[own]);
         mesh.reduce_scatter_tree(&shares, &pieces, &splits, out, soon()).unwrap();
-        mesh.all_gather(&mut gathered, &splits, soon()).unwrap();
+        mesh.all_gather(ViewMut::of(&mut gathered), &splits, soon()).unwrap();
         (sum, gathered)
     });
     for (sum, gathered) in results {
@@ -83,9 +86,9 @@ fn sums_have_the_bits_of_the_sequential_tree() {
 #[test]
 fn sums_of_several_segments_do_too() {
     // Two exchanges, several segments, and a short last one.
-    check(5, 3, 3 * reduce::SEGMENT + 1234, 1);
-    check(4, 2, 4 * reduce::SEGMENT, 2);
-    check(2, 4, 4 * reduce::SEGMENT + 17, 3);
+    check(5, 3, 3 * SEGMENT + 1234, 1);
+    check(4, 2, 4 * SEGMENT, 2);
+    check(2, 4, 4 * SEGMENT + 17, 3);
 }
 
 proptest! {
@@ -123,9 +126,9 @@ fn every_rank_gathers_every_rank_s_bytes() {
 fn uneven_splits_with_gaps_are_gathered() {
     let splits = [2..5, 5..5, 7..300_000, 300_001..300_002];
     let results = with_mesh(4, |mut mesh, _| {
-        let mut buffer = vec![-1.0; 300_003];
+        let mut buffer = vec![-1.0_f32; 300_003];
         buffer[splits[mesh.rank()].clone()].fill(mesh.rank() as f32);
-        mesh.all_gather(&mut buffer, &splits, soon()).unwrap();
+        mesh.all_gather(ViewMut::of(&mut buffer), &splits, soon()).unwrap();
         buffer
     });
     let mut expected = vec![-1.0; 300_003];
@@ -144,7 +147,7 @@ fn broadcast_reaches_every_rank() {
             for root in 0..ranks {
                 let own = mesh.rank() == root;
                 let mut buffer = if own { expected.clone() } else { vec![0; bytes] };
-                mesh.broadcast(root, &mut buffer, soon()).unwrap();
+                mesh.broadcast(root, ViewMut::of(&mut buffer), soon()).unwrap();
                 assert!(buffer == expected, "rank {} from {root} of {ranks}", mesh.rank());
             }
         });
@@ -161,34 +164,24 @@ fn all_to_all_transposes() {
     with_mesh(4, |mut mesh, _| {
         let own = mesh.rank();
         let size = |from: usize, to: usize| (from * 4 + to) * 40_000 % 170_000;
-        let send: Vec<Vec<u8>> =
-            (0..4).map(|to| vec![(own * 4 + to) as u8; size(own, to)]).collect();
-        let mut receive: Vec<Vec<u8>> = (0..4).map(|from| vec![0; size(from, own)]).collect();
-        let send: Vec<&[u8]> = send.iter().map(Vec::as_slice).collect();
-        let mut slots: Vec<&mut [u8]> = receive.iter_mut().map(Vec::as_mut_slice).collect();
-        mesh.all_to_all(&send, &mut slots, soon()).unwrap();
-        for (from, got) in receive.iter().enumerate() {
-            assert!(got.iter().all(|&byte| byte == (from * 4 + own) as u8));
+        let splits = |sizes: [usize; 4]| {
+            let mut at = 0;
+            sizes.map(|size| {
+                at += size;
+                at - size..at
+            })
+        };
+        let to = splits(std::array::from_fn(|to| size(own, to)));
+        let from = splits(std::array::from_fn(|from| size(from, own)));
+        let mut send = vec![0_u8; to[3].end];
+        for (rank, split) in to.iter().enumerate() {
+            send[split.clone()].fill((own * 4 + rank) as u8);
         }
-    });
-}
-
-#[test]
-fn neighbours_in_a_ring_send_at_once_whatever_the_size() {
-    with_mesh(3, |mut mesh, _| {
-        let (own, size) = (mesh.rank(), 8 << 20);
-        let (next, previous) = ((own + 1) % 3, (own + 2) % 3);
-        let sent = vec![own as u8; size];
-        let mut got = vec![9; size];
-        mesh.send_receive(&[(next, &sent)], &mut [(previous, &mut got)], soon()).unwrap();
-        assert!(got.iter().all(|&byte| byte == previous as u8));
-        if own == 0 {
-            mesh.send(2, b"hello", soon()).unwrap();
-        } else if own == 2 {
-            let mut word = [0; 5];
-            mesh.receive(0, &mut word, soon()).unwrap();
-            assert_eq!(&word, b"hello");
+        let mut receive = vec![0_u8; from[3].end];
+        let got = ViewMut::of(&mut receive);
+        mesh.all_to_all(View::of(&send), &to, got, &from, soon()).unwrap();
+        for (rank, split) in from.into_iter().enumerate() {
+            assert!(receive[split].iter().all(|&byte| byte == (rank * 4 + own) as u8));
         }
-        mesh.barrier(soon()).unwrap();
     });
 }

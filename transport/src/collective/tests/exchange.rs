@@ -10,7 +10,8 @@ use super::{
     super::{
         exchange::Wire,
         frame::{Header, Op},
-        link::{Link, Outgoing, Party},
+        link::{Link, Party},
+        outgoing::Outgoing,
         sink::Sink,
     },
     token,
@@ -65,9 +66,14 @@ fn check(bytes: usize, portion: usize) {
     let header = Header::new(Op::Broadcast, token(1), 0, bytes).encode();
     peer.write_all(&[&header[..], &body].concat()).unwrap();
 
-    let link = Link::new(Party { token: token(1), own: 0, peer: 1, size: 2 });
-    let mut wire =
-        Wire { peers: vec![None, Some((stream, link))], abort: AbortHandle::new().unwrap() };
+    let link = Link::new(Party { token: token(1), own: 0, peer: 1, at: 1, size: 2 });
+    let mut wire = Wire {
+        peers: vec![None, Some((stream, link))],
+        names: vec![0, 1],
+        abort: AbortHandle::new().unwrap(),
+        segment: None,
+        spins: false,
+    };
     let mut sink = Portions { bytes: Vec::new(), filled: 0, opened: 0, portion };
     let outgoing = vec![Outgoing::nothing(), Outgoing::nothing()];
     let deadline = Instant::now() + Duration::from_secs(5);

@@ -12,6 +12,8 @@ use super::*;
 mod arithmetic;
 mod exchange;
 mod faults;
+mod kills;
+mod operations;
 mod port;
 mod process;
 mod speed;
@@ -36,7 +38,7 @@ pub(super) fn spec(generation: u64, rank: usize, listeners: &[Listener]) -> Mesh
 /// Runs a function on every rank of a mesh, each with its own abort handle.
 pub(super) fn with_mesh<T: Send>(
     ranks: usize,
-    run: impl Fn(TcpMesh, AbortHandle) -> T + Sync,
+    run: impl Fn(HostMesh, AbortHandle) -> T + Sync,
 ) -> Vec<T> {
     let listeners: Vec<_> = (0..ranks).map(|_| listener()).collect();
     with_listeners(&listeners, 1, run)
@@ -45,7 +47,7 @@ pub(super) fn with_mesh<T: Send>(
 pub(super) fn with_listeners<T: Send>(
     listeners: &[Listener],
     generation: u64,
-    run: impl Fn(TcpMesh, AbortHandle) -> T + Sync,
+    run: impl Fn(HostMesh, AbortHandle) -> T + Sync,
 ) -> Vec<T> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..listeners.len())
@@ -76,17 +78,22 @@ impl During {
     pub(super) const ALL: [Self; 4] = [Self::Barrier, Self::Votes, Self::Sum, Self::Broadcast];
 
     /// Repeats the operation until it fails.
-    pub(super) fn run(self, mesh: &mut TcpMesh) -> Error {
+    pub(super) fn run(self, mesh: &mut HostMesh) -> Error {
         let size = mesh.size();
         let shares = Shares::even(size as u32, size as u32);
-        let piece = vec![1.0; 1 << 20];
+        let piece = vec![1.0_f32; 1 << 20];
         let mut out = piece.clone();
         loop {
             let result = match self {
                 Self::Barrier => mesh.barrier(soon()),
                 Self::Votes => mesh.all_gather_bytes(&[1; 100], 100, soon()).map(drop),
-                Self::Sum => mesh.all_reduce_tree(&shares, &[&piece], &mut out, soon()),
-                Self::Broadcast => mesh.broadcast(0, bytemuck::cast_slice_mut(&mut out), soon()),
+                Self::Sum => mesh.all_reduce_tree(
+                    &shares,
+                    &[View::of(&piece)],
+                    ViewMut::of(&mut out),
+                    soon(),
+                ),
+                Self::Broadcast => mesh.broadcast(0, ViewMut::of(&mut out), soon()),
             };
             if let Err(error) = result {
                 return error;

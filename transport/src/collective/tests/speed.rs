@@ -66,10 +66,11 @@ fn a_sum_of_four_million_elements() {
     let shares = Shares::even(4, 4);
     let piece = vec![1.0_f32; ELEMENTS];
     let medians = with_mesh(4, |mut mesh, _| {
-        let mut out = vec![0.0; ELEMENTS];
+        let mut out = vec![0.0_f32; ELEMENTS];
         let sums = (0..5).map(|_| {
             let start = Instant::now();
-            mesh.all_reduce_tree(&shares, &[&piece], &mut out, soon()).unwrap();
+            mesh.all_reduce_tree(&shares, &[View::of(&piece)], ViewMut::of(&mut out), soon())
+                .unwrap();
             start.elapsed()
         });
         let median = median(sums.collect());
@@ -77,4 +78,36 @@ fn a_sum_of_four_million_elements() {
         median
     });
     println!("all-reduce of 16 MiB over 4 ranks: median {:?}", medians[0]);
+}
+
+#[test]
+fn all_reduces_by_backend() {
+    for ranks in [2, 4] {
+        for (shm, shared) in [(true, true), (true, false), (false, false)] {
+            let listener = || if shm { listener() } else { listener().over_tcp_only() };
+            let listeners: Vec<_> = (0..ranks).map(|_| listener()).collect();
+            for bytes in [4 << 10, 1 << 20, 16 << 20] {
+                let generation = bytes as u64;
+                let medians = with_listeners(&listeners, generation, |mut mesh, _| {
+                    let mut buffer = match shared {
+                        true => mesh.allocate(Dtype::F32, bytes / 4, soon()).unwrap(),
+                        false => Buffer::ordinary(Dtype::F32, bytes / 4),
+                    };
+                    let sums = (0..15).map(|_| {
+                        mesh.barrier(soon()).unwrap();
+                        let start = Instant::now();
+                        mesh.all_reduce(Reduce::Sum, buffer.view_mut(), soon()).unwrap();
+                        start.elapsed()
+                    });
+                    median(sums.collect())
+                });
+                let slowest = medians.into_iter().max().unwrap();
+                let rate = bytes as f64 / slowest.as_secs_f64() / 1e9;
+                println!(
+                    "all-reduce over {ranks}, shm {shm}, shared buffer {shared}, {bytes} bytes: \
+                     {slowest:?}, algbw {rate:.2} GB/s"
+                );
+            }
+        }
+    }
 }
