@@ -51,6 +51,8 @@ pub enum Command {
     Drain(DrainArgs),
     /// Save a checkpoint and end the job.
     Stop(StopArgs),
+    /// Show what a mesh of so many nodes costs: memory, traffic, bubble, goodput.
+    Plan(PlanArgs),
     /// Make, list and revoke the tokens that let nodes join.
     #[command(subcommand)]
     Token(TokenCommand),
@@ -65,6 +67,38 @@ pub enum Command {
     /// Measure recovery and steps.
     #[command(subcommand)]
     Bench(BenchCommand),
+}
+
+/// Arguments of `elastic plan`.
+#[derive(Clone, Debug, Args)]
+pub struct PlanArgs {
+    /// TOML file; without one, every key has its default.
+    #[arg(value_name = "CONFIG")]
+    pub config: Option<PathBuf>,
+    /// Nodes.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
+    pub nodes: u32,
+    /// Devices of a node.
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub gpus_per_node: u32,
+    /// Keys of the configuration, as arguments.
+    #[arg(skip)]
+    pub overrides: Vec<String>,
+    /// Time of a step; with it, the goodput is estimated.
+    #[arg(long, value_name = "SECONDS")]
+    pub step_seconds: Option<f64>,
+    /// Failures of a node in an hour.
+    #[arg(long, value_name = "RATE", default_value_t = 0.001)]
+    pub failures_per_node_hour: f64,
+    /// Time from a failure to the next step; by default elastic.failure_budget_ms.
+    #[arg(long, value_name = "SECONDS")]
+    pub recovery_seconds: Option<f64>,
+    /// Time for which training waits when a checkpoint is saved.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+    pub save_seconds: f64,
+    /// Draw the pipeline's schedule as SVG instead.
+    #[arg(long)]
+    pub svg: bool,
 }
 
 /// Arguments of `elastic run`.

@@ -24,8 +24,9 @@ pub(crate) struct Ballot {
     pub(crate) losses: Vec<(TreeNode, f32)>,
     /// Target tokens of the rank's micro-batches.
     pub(crate) tokens: u64,
-    /// SHA-256 of the tokens of each of the rank's micro-batches (DATA-1).
-    pub(crate) consumed: Vec<[u8; 32]>,
+    /// The micro-batches that the rank answers for, and the SHA-256 of the tokens
+    /// of each (DATA-1).
+    pub(crate) consumed: Vec<(u32, [u8; 32])>,
 }
 
 /// The outcome of a vote.
@@ -68,8 +69,8 @@ pub enum Error {
         /// Where.
         source: tree::Error,
     },
-    /// More or fewer micro-batches than the step has.
-    #[error("{given} micro-batches were consumed, the step has {expected}")]
+    /// Other micro-batches than the step has.
+    #[error("{given} micro-batches were consumed, the step has 0 to {expected}, each once")]
     MicroBatches {
         /// Micro-batches of the step.
         expected: u32,
@@ -79,7 +80,8 @@ pub enum Error {
 }
 
 impl Verdict {
-    /// The verdict of all ballots, in rank order. `divisor` is what the losses
+    /// The verdict of all ballots. Their parts are joined in the order of what
+    /// they are about, whoever sent them. `divisor` is what the losses
     /// were divided by.
     ///
     /// # Errors
@@ -101,16 +103,18 @@ impl Verdict {
         };
         let ballots = ballots.iter().enumerate().map(decode).collect::<Result<Vec<_>, _>>()?;
 
-        let consumed: Vec<_> = ballots.iter().flat_map(|b| &b.consumed).collect();
-        if consumed.len() != micro_batches as usize {
+        let mut consumed: Vec<_> = ballots.iter().flat_map(|b| &b.consumed).collect();
+        consumed.sort_unstable();
+        if !consumed.iter().map(|(index, _)| *index).eq(0..micro_batches) {
             return Err(Error::MicroBatches { expected: micro_batches, given: consumed.len() });
         }
         let consumed =
-            consumed.iter().fold(Sha256::new(), |hash, digest| hash.chain_update(digest));
+            consumed.iter().fold(Sha256::new(), |hash, (_, digest)| hash.chain_update(digest));
         let incomplete = |what| move |source| Error::Incomplete { what, source };
-        let losses = ballots.iter().flat_map(|b| b.losses.iter().copied());
+        let losses = in_order(micro_batches, ballots.iter().flat_map(|b| b.losses.iter().copied()));
         let loss = combine(micro_batches, losses, |a, b| a + b).map_err(incomplete("losses"))?;
-        let norms = ballots.iter().flat_map(|b| b.norms.iter().copied());
+        let blocks = layout.blocks();
+        let norms = in_order(blocks, ballots.iter().flat_map(|b| b.norms.iter().copied()));
         let norm = clip::global_norm(layout, norms).map_err(incomplete("gradient norms"))?;
 
         let tokens = ballots.iter().fold(0, |sum: u64, b| sum.saturating_add(b.tokens));
@@ -147,4 +151,10 @@ impl Verdict {
     pub fn decode(bytes: &[u8]) -> Result<Self, Error> {
         Ok(codec::decode(bytes)?)
     }
+}
+/// Partial sums in the order of their leaves.
+fn in_order<T>(total: u32, pieces: impl Iterator<Item = (TreeNode, T)>) -> Vec<(TreeNode, T)> {
+    let mut pieces: Vec<_> = pieces.collect();
+    pieces.sort_by_key(|(node, _)| node.range(total).start);
+    pieces
 }

@@ -42,7 +42,7 @@ pub fn arithmetic_digest() -> Result<[u8; 32], model::Error> {
     let never = || false;
     let loss = model(Kind::Float)?.forward_backward(&batch, 1.0, &never, &mut take)?;
     hash.update(loss.to_le_bytes());
-    let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+    let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, decoupled: true };
     let update = adamw::Update { lr: 1e-3, number: 1, scale: 0.5, clip: 0.25, decay: true };
     for (weights, gradient) in values.iter().zip(&gradients) {
         let (mut weights, zeros) = (weights.clone(), vec![0.0; weights.len()]);

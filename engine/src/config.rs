@@ -13,7 +13,7 @@ use crate::{
 };
 
 pub use crate::optimizer::schedule::Decay;
-pub use job::spec::Sharding;
+pub use job::{mesh::Parallel, pipeline::Schedule as PipelineSchedule, spec::Sharding};
 
 /// The configuration of an [`Engine`](crate::Engine).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -29,14 +29,19 @@ pub struct Config {
     pub training: Training,
     /// Who holds which part of the state.
     pub sharding: Sharding,
+    /// How the model is spread besides.
+    #[serde(default)]
+    pub parallelism: Parallelism,
     /// Folder of a prepared dataset (`dataset.json`, `train.tok`, `validation.tok`).
     pub dataset: PathBuf,
 }
 
-/// AdamW (arXiv 1711.05101).
+/// AdamW (arXiv 1711.05101) or Adam (arXiv 1412.6980).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Optimizer {
+    /// Which of the two.
+    pub name: OptimizerName,
     /// Learning rate before the schedule's factor.
     pub lr: f64,
     /// Decay of the first moment.
@@ -45,8 +50,18 @@ pub struct Optimizer {
     pub beta2: f64,
     /// Added to the root of the second moment.
     pub eps: f64,
-    /// Decoupled weight decay, on every parameter, as torchtitan does.
+    /// Weight decay, on every parameter, as torchtitan does.
     pub weight_decay: f64,
+}
+
+/// What weight decay acts on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OptimizerName {
+    /// The weights, apart from the moments.
+    #[default]
+    AdamW,
+    /// The gradient, and so the moments.
+    Adam,
 }
 
 /// Warm-up, stable, decay (torchtitan's `lr_scheduler`).
@@ -88,6 +103,35 @@ pub struct Training {
     /// Which blocks recompute their activations.
     #[serde(default)]
     pub activation_checkpoint: ActivationCheckpoint,
+}
+
+/// How the model is spread over the ranks of a mesh. No bit depends on it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Parallelism {
+    /// What is asked of the mesh.
+    pub mesh: Parallel,
+    /// The order of a pipeline's passes.
+    pub schedule: PipelineSchedule,
+    /// What the embedding weighs when blocks are dealt to stages, in blocks.
+    pub first_stage_less_layers: u32,
+    /// What the head weighs.
+    pub last_stage_less_layers: u32,
+    /// Whether ZeRO-3 gives weights up between forward and backward.
+    pub reshard_after_forward: Reshard,
+}
+
+/// torchtitan's `fsdp_reshard_after_forward`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Reshard {
+    /// Unless there is a pipeline, which would gather them for each micro-batch.
+    #[default]
+    Default,
+    /// Always.
+    Always,
+    /// Never.
+    Never,
 }
 
 /// Element type of forward and backward.
@@ -139,6 +183,20 @@ impl Config {
         (self.training.global_batch_size / self.training.local_batch_size) as u32
     }
 
+    /// What losses are divided by before the backward pass: near the number of
+    /// target tokens, which is known only when all micro-batches are read.
+    pub(crate) fn divisor(&self) -> f64 {
+        self.training.global_batch_size as f64 * self.training.seq_len as f64
+    }
+
+    pub(crate) fn reshards_after_forward(&self, stages: u32) -> bool {
+        match self.parallelism.reshard_after_forward {
+            Reshard::Default => stages == 1,
+            Reshard::Always => true,
+            Reshard::Never => false,
+        }
+    }
+
     pub(crate) fn schedule(&self) -> Schedule {
         let LrScheduler { warmup_steps, total_steps, decay_ratio, decay_type, min_lr_factor } =
             self.lr_scheduler;
@@ -156,7 +214,23 @@ impl Config {
         self.model.validate()?;
         self.training.validate()?;
         self.optimizer.validate()?;
-        self.lr_scheduler.validate()
+        self.lr_scheduler.validate()?;
+        let layers = self.model.n_layers as u32;
+        let asked = Parallel { layers, ..self.parallelism.mesh };
+        let (stages, possible) = (asked.stages(), asked.check(self.sharding));
+        possible.or_else(|why| rule(false, "parallelism", stages, why))
+    }
+}
+
+impl Default for Parallelism {
+    fn default() -> Self {
+        Self {
+            mesh: Parallel::default(),
+            schedule: PipelineSchedule::default(),
+            first_stage_less_layers: 1,
+            last_stage_less_layers: 1,
+            reshard_after_forward: Reshard::default(),
+        }
     }
 }
 
@@ -199,14 +273,15 @@ impl Training {
 
 impl Optimizer {
     pub(crate) fn adamw(&self) -> AdamW {
-        let Self { beta1, beta2, eps, weight_decay, .. } = *self;
-        AdamW { beta1, beta2, eps, weight_decay }
+        let Self { name, beta1, beta2, eps, weight_decay, .. } = *self;
+        let decoupled = name == OptimizerName::AdamW;
+        AdamW { beta1, beta2, eps, weight_decay, decoupled }
     }
 
     fn validate(&self) -> Result<(), Error> {
         let at_least_0 = |x: f64| x.is_finite() && x >= 0.0;
         let decay = |x: f64| (0.0..1.0).contains(&x);
-        let Self { lr, beta1, beta2, eps, weight_decay } = *self;
+        let Self { lr, beta1, beta2, eps, weight_decay, .. } = *self;
         rule(at_least_0(lr), "optimizer.lr", lr, "must be finite and not negative")?;
         rule(decay(beta1), "optimizer.beta1", beta1, "must be at least 0 and below 1")?;
         rule(decay(beta2), "optimizer.beta2", beta2, "must be at least 0 and below 1")?;
@@ -229,7 +304,8 @@ impl LrScheduler {
 
 impl Default for Optimizer {
     fn default() -> Self {
-        Self { lr: 8e-4, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 }
+        let name = OptimizerName::AdamW;
+        Self { name, lr: 8e-4, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 }
     }
 }
 
@@ -279,6 +355,7 @@ mod tests {
                 activation_checkpoint: ActivationCheckpoint::None,
             },
             sharding: Sharding::Replicated,
+            parallelism: Parallelism::default(),
             dataset: PathBuf::from("data"),
         }
     }

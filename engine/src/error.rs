@@ -128,8 +128,9 @@ pub enum Error {
     },
     /// The rank does not hold what its place in the mesh needs.
     #[error(
-        "this rank holds shard {}/{} of the optimizer state, its place needs {}/{}: sync or load first",
-        held.index, held.of, needed.index, needed.of
+        "this rank holds shard {}/{} of the state, cut into {} stages first, its place needs {}/{} and {}: \
+         sync or load first",
+        held.index, held.of, held.stages, needed.index, needed.of, needed.stages
     )]
     Shard {
         /// What it holds.
@@ -140,13 +141,16 @@ pub enum Error {
     /// The sources of a sync do not make a state.
     #[error("the sources of a sync are not the shards of one state: {0}")]
     Sources(String),
-    /// A rank sent too few validation losses.
-    #[error("rank {rank} sent only {given} validation losses: its validation file is another one")]
+    /// Other validation losses than those of the batches.
+    #[error(
+        "{given} validation losses arrived for {expected} batches, or one twice: a rank's \
+         validation file is another one"
+    )]
     Validation {
-        /// The rank.
-        rank: usize,
-        /// What it sent.
+        /// Losses that arrived.
         given: usize,
+        /// Batches.
+        expected: u64,
     },
     /// Text is made of bytes.
     #[error("text needs a model with 256 tokens, one per byte; this one has {vocab_size}")]

@@ -59,6 +59,12 @@ impl TreeAccumulator {
         self.range = range;
     }
 
+    /// Length of a leaf.
+    #[must_use]
+    pub fn elements(&self) -> usize {
+        self.elements
+    }
+
     /// The micro-batch whose gradient is due; none when the range is complete.
     #[must_use]
     pub fn due(&self) -> Option<u32> {

@@ -16,21 +16,11 @@ use std::ops::Range;
 
 pub use crate::aligned::AlignedBuffer;
 use crate::aligned::LINE;
+pub use job::model::Declaration;
 
 /// Elements that a block aims for: 16 KiB of f32, which leaves fine enough cuts
 /// for a model of a million parameters and 10⁸ blocks for one of 4·10¹¹.
 pub const BLOCK_ELEMENTS: usize = 4096;
-
-/// A named parameter: what a model declares.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Declaration {
-    /// Unique name, torchtitan's for its models.
-    pub name: String,
-    /// Sizes of the dimensions; empty for a scalar.
-    pub shape: Vec<usize>,
-    /// Whether weight decay applies.
-    pub decay: bool,
-}
 
 /// A parameter and its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -201,10 +191,24 @@ impl Layout {
     /// When `ranks` is zero.
     #[must_use]
     pub fn cuts(&self, ranks: usize) -> Vec<Range<usize>> {
+        self.cut(&(0..self.elements), ranks)
+    }
+
+    /// Cuts a range that begins and ends at block boundaries, like [`Self::cuts`].
+    ///
+    /// # Panics
+    /// When `ranks` is zero.
+    #[must_use]
+    pub fn cut(&self, range: &Range<usize>, ranks: usize) -> Vec<Range<usize>> {
         assert!(ranks > 0, "a mesh has at least one rank");
         // 128 bits: elements times ranks may not fit 64.
-        let ideal = |rank| (self.elements as u128 * rank as u128 / ranks as u128) as usize;
-        let bounds: Vec<_> = (0..=ranks).map(|rank| self.nearest_boundary(ideal(rank))).collect();
+        let ideal = |rank| (range.len() as u128 * rank as u128 / ranks as u128) as usize;
+        let bound = |rank| match rank {
+            0 => range.start,
+            rank if rank == ranks => range.end,
+            rank => self.nearest_boundary(range.start + ideal(rank)).clamp(range.start, range.end),
+        };
+        let bounds: Vec<_> = (0..=ranks).map(bound).collect();
         bounds.windows(2).map(|pair| pair[0]..pair[1]).collect()
     }
 

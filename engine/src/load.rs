@@ -1,5 +1,5 @@
 //! Training state from a checkpoint that any mesh saved, we or torchtitan
-//! (CKPT-2): every rank reads all weights and the moments of its own shard.
+//! (CKPT-2): every rank reads its own shard.
 
 use std::{ops::Range, path::Path};
 
@@ -33,13 +33,17 @@ impl Engine {
         let target = self.target();
         self.state.begin(target);
         let layout = std::sync::Arc::clone(&self.layout);
-        let whole = 0..layout.elements();
-        let held = self.state.held();
-        let weights = self.state.weights_mut();
-        source.read(&layout, &whole, |param| param.name.clone(), weights)?;
+        let held = self.state.held().clone();
         let parts = self.state.parts();
-        for (moment, values) in [(EXP_AVG, parts.exp_avg), (EXP_AVG_SQ, parts.exp_avg_sq)] {
-            source.read(&layout, &held, |param| state_key(&param.name, moment).0, values)?;
+        for (range, packed) in held.pieces() {
+            let name = |param: &Param| param.name.clone();
+            source.read(&layout, &range, name, &mut parts.weights[range.clone()])?;
+            for (moment, values) in
+                [(EXP_AVG, &mut *parts.exp_avg), (EXP_AVG_SQ, &mut *parts.exp_avg_sq)]
+            {
+                let key = |param: &Param| state_key(&param.name, moment).0;
+                source.read(&layout, &range, key, &mut values[packed.clone()])?;
+            }
         }
         self.state.complete(progress);
         Ok(progress.step)

@@ -1,35 +1,35 @@
 //! A copy of what one rank saves, and its writing as a DCP shard.
 //!
 //! Copying is all that the training step waits for; writing needs neither the
-//! engine nor libtorch and belongs on another thread. Every rank saves its cut
-//! of the flat buffer ([`Layout::cuts`]), replicas too, so that a checkpoint
-//! holds everything once and is written by all (CKPT-1, CKPT-2).
+//! engine nor libtorch and belongs on another thread. Ranks that hold the same
+//! elements save a cut of them each, so that a checkpoint holds everything once
+//! and is written by all (CKPT-1, CKPT-2).
 //!
 //! Keys, types and paths are torchtitan's: the model at top level,
 //! `optimizer.state.*` and `optimizer.param_groups.*` flattened by parameter,
 //! `lr_scheduler.*`, `train_state.*`. `train_state.loss_chain` is ours.
 
-use std::{ops::Range, path::Path, sync::Arc};
+use std::{path::Path, sync::Arc};
 
 use dcp::{Dtype, Region, Segment, ShardIndex, ShardWriter, Value};
-use job::{Step, plan::Shard};
+use job::Step;
 
 use crate::{
     Engine, Error, Progress,
-    config::Config,
+    config::{Config, OptimizerName},
     layout::{Layout, Param},
-    state::elements,
+    placement::Portion,
 };
 
 /// A rank's share of the state of one step. Owned, and [`Send`].
 #[derive(Debug)]
 pub struct Snapshot {
     layout: Arc<Layout>,
-    shard: Shard,
-    range: Range<usize>,
+    rank: u32,
+    portion: Portion,
     progress: Progress,
     scalars: Scalars,
-    /// Weights and both moments of `range`, f32 little-endian.
+    /// Weights and both moments of `portion`, f32 little-endian.
     bytes: [Vec<u8>; 3],
 }
 
@@ -50,19 +50,25 @@ impl Engine {
     /// rank does not hold its cut.
     pub fn snapshot(&self, reuse: Option<Snapshot>) -> Result<Snapshot, Error> {
         let progress = self.progress().ok_or(Error::Fresh)?;
-        let (rank, ranks) = self.place()?;
-        let shard = Shard { index: rank as u32, of: ranks as u32 };
-        let (range, held) = (elements(&self.layout, shard), self.state.held());
-        if range.start < held.start || range.end > held.end {
-            return Err(Error::Shard { held: self.state.shard(), needed: shard });
+        let (rank, needed) = (self.place()?.rank as u32, self.target());
+        if self.state.shard() != needed {
+            return Err(Error::Shard { held: self.state.shard(), needed });
         }
-        let own = range.start - held.start..range.end - held.start;
+        let (held, portion) = (self.state.held(), self.spoken_for()?);
         let mut bytes = reuse.map_or_else(Default::default, |old| old.bytes);
-        write(&self.state.replica().weights()[range.clone()], &mut bytes[0]);
-        write(&self.state.exp_avg()[own.clone()], &mut bytes[1]);
-        write(&self.state.exp_avg_sq()[own], &mut bytes[2]);
+        for values in &mut bytes {
+            values.resize(4 * portion.len(), 0);
+        }
+        for (range, place) in portion.pieces().filter(|(range, _)| !range.is_empty()) {
+            // PANIC: it is a cut of what is held.
+            let own = held.packed(&range).expect("held");
+            let out = 4 * place.start..4 * place.end;
+            write(&self.state.replica().weights()[range], &mut bytes[0][out.clone()]);
+            write(&self.state.exp_avg()[own.clone()], &mut bytes[1][out.clone()]);
+            write(&self.state.exp_avg_sq()[own], &mut bytes[2][out]);
+        }
         let scalars = Scalars { config: self.config.clone(), lr: self.lr(progress.step) };
-        Ok(Snapshot { layout: Arc::clone(&self.layout), shard, range, progress, scalars, bytes })
+        Ok(Snapshot { layout: Arc::clone(&self.layout), rank, portion, progress, scalars, bytes })
     }
 }
 
@@ -73,10 +79,10 @@ impl Snapshot {
         self.progress.step
     }
 
-    /// Which of how many shares of the checkpoint it is.
+    /// The rank that saves it.
     #[must_use]
-    pub fn shard(&self) -> Shard {
-        self.shard
+    pub fn rank(&self) -> u32 {
+        self.rank
     }
 
     /// Writes the share into the stage folder, durably. Safe to call off the
@@ -85,26 +91,28 @@ impl Snapshot {
     /// # Errors
     /// When the disk refuses, or the stage already has this rank's file.
     pub fn write(&self, stage: &Path) -> Result<ShardIndex, dcp::Error> {
-        let mut writer = ShardWriter::create(stage, self.shard.index)?;
+        let mut writer = ShardWriter::create(stage, self.rank)?;
         // What every rank has is written once.
-        if self.shard.index == 0 {
+        if self.rank == 0 {
             self.scalars.write(&self.layout, &self.progress, &mut writer)?;
         }
-        for slice in self.layout.slices(&self.range) {
-            let param = &self.layout.params()[slice.param];
-            let shape = shape(param);
-            let (start, rows) = (slice.rows.start as u64, slice.rows.len() as u64);
-            let region = Region::rows(&shape, start, rows);
-            let at = 4 * (slice.elements.start - self.range.start)
-                ..4 * (slice.elements.end - self.range.start);
-            let [weights, exp_avg, exp_avg_sq] = &self.bytes;
-            let mut tensor = |fqn: &str, path: &[Segment], bytes: &[u8]| {
-                writer.tensor(fqn, path, Dtype::F32, &shape, &region, bytes)
-            };
-            tensor(&param.name, &[param.name.as_str().into()], &weights[at.clone()])?;
-            for (moment, bytes) in [(EXP_AVG, exp_avg), (EXP_AVG_SQ, exp_avg_sq)] {
-                let (fqn, path) = state_key(&param.name, moment);
-                tensor(&fqn, &path, &bytes[at.clone()])?;
+        for (range, place) in self.portion.pieces() {
+            for slice in self.layout.slices(&range) {
+                let param = &self.layout.params()[slice.param];
+                let shape = shape(param);
+                let (start, rows) = (slice.rows.start as u64, slice.rows.len() as u64);
+                let region = Region::rows(&shape, start, rows);
+                let at = place.start + slice.elements.start - range.start;
+                let at = 4 * at..4 * (at + slice.elements.len());
+                let [weights, exp_avg, exp_avg_sq] = &self.bytes;
+                let mut tensor = |fqn: &str, path: &[Segment], bytes: &[u8]| {
+                    writer.tensor(fqn, path, Dtype::F32, &shape, &region, bytes)
+                };
+                tensor(&param.name, &[param.name.as_str().into()], &weights[at.clone()])?;
+                for (moment, bytes) in [(EXP_AVG, exp_avg), (EXP_AVG_SQ, exp_avg_sq)] {
+                    let (fqn, path) = state_key(&param.name, moment);
+                    tensor(&fqn, &path, &bytes[at.clone()])?;
+                }
             }
         }
         writer.finish()
@@ -147,7 +155,7 @@ impl Scalars {
         Ok(())
     }
 
-    /// The options of `torch.optim.AdamW`, as torchtitan sets them.
+    /// The options of `torch.optim.AdamW` or `Adam`, as torchtitan sets them.
     fn param_group(&self, param: &Param) -> [(&'static str, Value); 12] {
         let optimizer = &self.config.optimizer;
         let decay = if param.decay { optimizer.weight_decay } else { 0.0 };
@@ -163,7 +171,7 @@ impl Scalars {
             ("capturable", Value::Bool(false)),
             ("differentiable", Value::Bool(false)),
             ("fused", Value::Bool(true)),
-            ("decoupled_weight_decay", Value::Bool(true)),
+            ("decoupled_weight_decay", Value::Bool(optimizer.name == OptimizerName::AdamW)),
             ("initial_lr", Value::Float(optimizer.lr)),
         ]
     }
@@ -183,8 +191,7 @@ pub(crate) fn shape(param: &Param) -> Vec<u64> {
     param.shape.iter().map(|&size| size as u64).collect()
 }
 
-fn write(values: &[f32], bytes: &mut Vec<u8>) {
-    bytes.resize(4 * values.len(), 0);
+fn write(values: &[f32], bytes: &mut [u8]) {
     for (value, out) in values.iter().zip(bytes.as_chunks_mut::<4>().0) {
         *out = value.to_le_bytes();
     }

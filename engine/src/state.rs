@@ -1,9 +1,9 @@
 //! The training state S_s of one rank: weights, moments, and how far they are.
 //!
-//! Every rank has memory for all weights, which it computes with. What it
-//! *holds*, and may donate or save, is its [`Shard`]: master weights and both
-//! moments of one cut of the flat buffer ([`Layout::cuts`]). A replica holds
-//! the whole. Weights outside the shard are copies that the next gather renews.
+//! Every rank has address space for all weights, of which it fills what it
+//! computes with. What it *holds*, and may donate or save, is its [`Shard`]:
+//! master weights and both moments of a [`Portion`] of the flat buffer. Weights
+//! outside it are copies that a gather renews, bucket by bucket.
 
 use std::{ops::Range, sync::Arc};
 
@@ -15,7 +15,7 @@ use crate::{
     digest::LossChain,
     ffi::Replica,
     layout::{AlignedBuffer, Layout},
-    model,
+    placement::{Placement, Portion},
     random::Stream,
 };
 
@@ -35,16 +35,19 @@ pub struct Progress {
 #[derive(Debug)]
 pub(crate) struct State {
     layout: Arc<Layout>,
+    placement: Placement,
     replica: Replica,
     shard: Shard,
-    held: Range<usize>,
+    held: Portion,
     exp_avg: AlignedBuffer,
     exp_avg_sq: AlignedBuffer,
     progress: Option<Progress>,
-    gathered: bool,
+    /// The buckets of the shard's stage, and whether the weights of all of each
+    /// belong to `progress`.
+    buckets: Vec<(Range<usize>, bool)>,
 }
 
-/// The mutable parts of a shard, all of the same elements.
+/// The mutable parts of a shard: all weights, and the packed moments.
 pub(crate) struct Parts<'a> {
     pub(crate) weights: &'a mut [f32],
     pub(crate) exp_avg: &'a mut [f32],
@@ -53,20 +56,18 @@ pub(crate) struct Parts<'a> {
 
 impl State {
     /// Memory for the weights and nothing in it: fresh (HEAL-1).
-    pub(crate) fn fresh(config: &Config, layout: Arc<Layout>) -> Result<Self, model::Error> {
-        let replica = Replica::new(config, &layout)?;
-        let (exp_avg, exp_avg_sq) = (AlignedBuffer::zeroed(0), AlignedBuffer::zeroed(0));
-        let (shard, held) = (Shard::WHOLE, 0..0);
-        Ok(Self {
+    pub(crate) fn fresh(replica: Replica, layout: Arc<Layout>, placement: Placement) -> Self {
+        Self {
             layout,
+            placement,
             replica,
-            shard,
-            held,
-            exp_avg,
-            exp_avg_sq,
+            shard: Shard::WHOLE,
+            held: Portion::default(),
+            exp_avg: AlignedBuffer::zeroed(0),
+            exp_avg_sq: AlignedBuffer::zeroed(0),
             progress: None,
-            gathered: false,
-        })
+            buckets: Vec::new(),
+        }
     }
 
     pub(crate) fn replica(&self) -> &Replica {
@@ -84,35 +85,42 @@ impl State {
     }
 
     /// The elements of [`Self::shard`].
-    pub(crate) fn held(&self) -> Range<usize> {
-        self.held.clone()
+    pub(crate) fn held(&self) -> &Portion {
+        &self.held
     }
 
+    /// The first moments, packed.
     pub(crate) fn exp_avg(&self) -> &[f32] {
         &self.exp_avg
     }
 
+    /// The second moments, packed.
     pub(crate) fn exp_avg_sq(&self) -> &[f32] {
         &self.exp_avg_sq
     }
 
-    /// Whether the weights outside the shard belong to [`Self::progress`].
-    pub(crate) fn is_gathered(&self) -> bool {
-        self.gathered
+    /// The buckets of the shard's stage, and whether each is current as a whole.
+    pub(crate) fn buckets(&self) -> &[(Range<usize>, bool)] {
+        &self.buckets
     }
 
-    /// The initial state: a function of the seed alone (TRAJ-1).
+    /// The initial state: a function of the seed alone (TRAJ-1), of the shard
+    /// alone.
     pub(crate) fn initialize(&mut self, config: &Config, shard: Shard) {
         self.begin(shard);
         let layout = Arc::clone(&self.layout);
-        for param in layout.params() {
-            let stream = Stream::parameter(config.training.seed, &param.name);
-            let out = &mut self.replica.weights_mut()[param.range()];
-            match initial(&param.name, config.model.dim) {
-                Initial::Ones => out.fill(1.0),
-                Initial::Normal => stream.fill_normal(0, 0.0, 1.0, out),
-                Initial::Truncated { std, bound } => {
-                    stream.fill_truncated_normal(0, 0.0, std, (-bound, bound), out);
+        for range in self.held.ranges() {
+            for slice in layout.slices(range) {
+                let param = &layout.params()[slice.param];
+                let stream = Stream::parameter(config.training.seed, &param.name);
+                let first = (slice.elements.start - param.offset) as u64;
+                let out = &mut self.replica.weights_mut()[slice.elements];
+                match initial(&param.name, config.model.dim) {
+                    Initial::Ones => out.fill(1.0),
+                    Initial::Normal => stream.fill_normal(first, 0.0, 1.0, out),
+                    Initial::Truncated { std, bound } => {
+                        stream.fill_truncated_normal(first, 0.0, std, (-bound, bound), out);
+                    }
                 }
             }
         }
@@ -123,21 +131,19 @@ impl State {
     /// [`Self::complete`]: what is half written is nobody's truth (HEAL-1).
     pub(crate) fn begin(&mut self, shard: Shard) {
         self.progress = None;
-        self.gathered = false;
-        self.shard = shard;
-        self.held = elements(&self.layout, shard);
+        self.held = self.placement.portion(shard);
         self.exp_avg = AlignedBuffer::zeroed(self.held.len());
         self.exp_avg_sq = AlignedBuffer::zeroed(self.held.len());
+        self.settle(shard);
     }
 
-    /// The state of the shard, and all weights, are written and belong to `progress`.
+    /// The shard is written, and belongs to `progress`.
     pub(crate) fn complete(&mut self, progress: Progress) {
         self.progress = Some(progress);
-        self.gathered = true;
+        self.forget_gathered();
     }
 
-    /// Takes the shard, complete, out of separate buffers: `exp_avg` and
-    /// `exp_avg_sq` are of the shard, `weights` is everything.
+    /// Takes the shard, complete, out of separate packed buffers.
     pub(crate) fn replace(
         &mut self,
         shard: Shard,
@@ -145,10 +151,12 @@ impl State {
         moments: [AlignedBuffer; 2],
         progress: Progress,
     ) {
-        self.replica.weights_mut().copy_from_slice(weights);
+        self.held = self.placement.portion(shard);
+        for (range, packed) in self.held.pieces() {
+            self.replica.weights_mut()[range].copy_from_slice(&weights[packed]);
+        }
         [self.exp_avg, self.exp_avg_sq] = moments;
-        self.shard = shard;
-        self.held = elements(&self.layout, shard);
+        self.settle(shard);
         self.complete(progress);
     }
 
@@ -157,18 +165,18 @@ impl State {
         self.replica.weights_mut()
     }
 
-    /// The elements held, to write.
+    /// All weights and the moments of the elements held, to write.
     pub(crate) fn parts(&mut self) -> Parts<'_> {
         Parts {
-            weights: &mut self.replica.weights_mut()[self.held.clone()],
+            weights: self.replica.weights_mut(),
             exp_avg: &mut self.exp_avg,
             exp_avg_sq: &mut self.exp_avg_sq,
         }
     }
 
-    /// The weights outside the shard are renewed.
-    pub(crate) fn set_gathered(&mut self) {
-        self.gathered = true;
+    /// The weights of a bucket are renewed.
+    pub(crate) fn set_gathered(&mut self, bucket: usize) {
+        self.buckets[bucket].1 = true;
     }
 
     /// The shard was moved on to `progress`.
@@ -179,36 +187,66 @@ impl State {
 
     /// The weights outside the shard are to be gathered again.
     pub(crate) fn forget_gathered(&mut self) {
-        self.gathered = self.held == (0..self.layout.elements());
+        for ((bucket, gathered), held) in self.buckets.iter_mut().zip(self.held.ranges()) {
+            *gathered = bucket == held;
+        }
+    }
+
+    /// Gives the memory of a bucket's weights outside the shard back.
+    pub(crate) fn release(&mut self, bucket: usize) {
+        let (range, gathered) = &mut self.buckets[bucket];
+        let held = &self.held.ranges()[bucket];
+        if range != held {
+            *gathered = false;
+            self.replica.release(range.start..held.start);
+            self.replica.release(held.end..range.end);
+        }
     }
 
     /// Gives up what is not in `shard`. False when it is not all held.
     pub(crate) fn narrow(&mut self, shard: Shard) -> bool {
-        let to = elements(&self.layout, shard);
-        if to.start < self.held.start || to.end > self.held.end {
-            return false;
+        if shard == self.shard {
+            return true;
         }
-        if to != self.held {
-            let cut = to.start - self.held.start..to.end - self.held.start;
-            let copy = |from: &AlignedBuffer| {
-                let mut buffer = AlignedBuffer::zeroed(cut.len());
-                buffer.copy_from_slice(&from[cut.clone()]);
-                buffer
-            };
-            (self.exp_avg, self.exp_avg_sq) = (copy(&self.exp_avg), copy(&self.exp_avg_sq));
-            self.held = to;
-        }
-        self.shard = shard;
+        let to = self.placement.portion(shard);
+        let places: Option<Vec<Range<usize>>> = to
+            .ranges()
+            .iter()
+            .map(|range| match range.is_empty() {
+                true => Some(0..0),
+                false => self.held.packed(range),
+            })
+            .collect();
+        let Some(places) = places else { return false };
+        let copy = |from: &AlignedBuffer| {
+            let mut buffer = AlignedBuffer::zeroed(to.len());
+            for ((_, packed), place) in to.pieces().zip(&places) {
+                buffer[packed].copy_from_slice(&from[place.clone()]);
+            }
+            buffer
+        };
+        (self.exp_avg, self.exp_avg_sq) = (copy(&self.exp_avg), copy(&self.exp_avg_sq));
+        self.held = to;
+        self.settle(shard);
+        self.forget_gathered();
         true
     }
-}
 
-/// The elements of a shard in the flat buffer.
-///
-/// # Panics
-/// When there is no such shard: `index` is below `of`.
-pub(crate) fn elements(layout: &Layout, shard: Shard) -> Range<usize> {
-    layout.cuts(shard.of as usize)[shard.index as usize].clone()
+    /// Takes the place of a shard, and gives the memory of weights back that it
+    /// has no use for.
+    fn settle(&mut self, shard: Shard) {
+        self.shard = shard;
+        let cuts = shard.of / shard.stages;
+        let buckets = self.placement.buckets(shard.stages, shard.index / cuts);
+        let mut at = 0;
+        for bucket in buckets.iter().chain([&(self.layout.elements()..self.layout.elements())]) {
+            if at < bucket.start {
+                self.replica.release(at..bucket.start);
+            }
+            at = bucket.end.max(at);
+        }
+        self.buckets = buckets.into_iter().map(|bucket| (bucket, false)).collect();
+    }
 }
 
 /// How a parameter starts.

@@ -13,12 +13,19 @@
 //! finishes.
 //!
 //! TRAJ-1: what a rank computes depends on its place, what comes out does not.
-//! Micro-batches are numbered over the global batch and summed in one tree.
+//! Micro-batches are numbered over the global batch and summed in one tree; how
+//! they are driven through the model is in `drive`.
 
-use std::{ops::Range, path::Path, sync::Arc, time::Instant};
+use std::{path::Path, sync::Arc, time::Instant};
 
-use job::{Step, Token, codec, plan::Shard, shares::Shares, spec::Sharding, tokens::TRAIN_FILE};
-use transport::collective::{Communicator, View, ViewMut};
+use job::{
+    Step, Token, codec,
+    mesh::Mesh,
+    plan::Shard,
+    shares::{Shares, TreeNode},
+    tokens::TRAIN_FILE,
+};
+use transport::collective::{Communicator, ViewMut};
 
 use crate::{
     Error,
@@ -28,13 +35,14 @@ use crate::{
         Ledger, TokenFile,
         batch::{Batches, Sizes},
     },
-    gradient::TreeAccumulator,
-    layout::{AlignedBuffer, Layout},
+    drive::{self, Drive, Work},
+    ffi::Replica,
+    layout::Layout,
     memory,
-    model::MicroBatch,
     optimizer::{AdamW, Schedule, adamw, clip},
+    placement::{Placement, Portion},
+    seat::Seat,
     state::{self, Progress, State},
-    tree,
 };
 
 /// One rank's training engine: its state, and its place in the generation that
@@ -43,32 +51,15 @@ use crate::{
 pub struct Engine {
     pub(crate) config: Config,
     pub(crate) layout: Arc<Layout>,
+    pub(crate) placement: Placement,
     pub(crate) state: State,
     /// Opened by the first [`Self::enter`]: text is generated without data.
     batches: Option<Batches>,
     ledger: Option<Ledger>,
     adamw: AdamW,
     schedule: Schedule,
-    seat: Option<Seat>,
+    pub(crate) seat: Option<Seat>,
     work: Work,
-}
-
-/// A rank's place in a generation.
-#[derive(Debug)]
-struct Seat {
-    token: Token,
-    rank: usize,
-    shares: Shares,
-}
-
-/// Buffers of the size of the model, kept from step to step.
-#[derive(Debug)]
-struct Work {
-    leaf: AlignedBuffer,
-    accumulator: TreeAccumulator,
-    /// The summed gradient of the elements that this rank updates.
-    gradient: AlignedBuffer,
-    prepared: bool,
 }
 
 /// What applying a step did.
@@ -98,20 +89,20 @@ impl Engine {
         config.validate()?;
         let layout = Arc::new(Layout::new(config.model.parameters())?);
         memory::check(&config, layout.elements())?;
-        let work = Work {
-            leaf: layout.buffer(),
-            accumulator: TreeAccumulator::new(0..0, config.micro_batches(), layout.elements()),
-            gradient: AlignedBuffer::zeroed(0),
-            prepared: false,
-        };
+        let replica = Replica::new(&config, &layout)?;
+        let units = units(&layout, &replica);
+        let (sharding, parallel) = (config.sharding, &config.parallelism);
+        let ends = (parallel.first_stage_less_layers, parallel.last_stage_less_layers);
+        let placement = Placement::new(Arc::clone(&layout), units, sharding, &parallel.mesh, ends);
         Ok(Self {
-            state: State::fresh(&config, Arc::clone(&layout))?,
+            state: State::fresh(replica, Arc::clone(&layout), placement.clone()),
             adamw: config.optimizer.adamw(),
             schedule: config.schedule(),
             batches: None,
             ledger: None,
             seat: None,
-            work,
+            work: Work::empty(),
+            placement,
             layout,
             config,
         })
@@ -181,20 +172,31 @@ impl Engine {
         self.state.initialize(&self.config, shard);
     }
 
-    /// Takes a place in a new generation: rank `rank` of `shares.ranks()`. What
-    /// was prepared in the one before is dropped (GN-3: apply it first where
-    /// the seal says so).
+    /// Takes a place in a new generation: rank `rank` of a mesh of `stages`
+    /// pipeline stages, over whose pipelines the micro-batches are shared. What
+    /// was prepared in the one before is dropped (GN-3: apply it first where the
+    /// seal says so).
     ///
     /// The first time, opens and checks the training data.
     ///
     /// # Errors
     /// [`Error::Place`] when the shares are not of this configuration's global
-    /// batch or the rank is not in them; [`Error::Tokens`], [`Error::Data`] or
+    /// batch or the rank is not in the mesh; [`Error::Tokens`], [`Error::Data`] or
     /// [`Error::Vocabulary`] when the data does not suit.
-    pub fn enter(&mut self, token: Token, rank: usize, shares: &Shares) -> Result<(), Error> {
+    pub fn enter(
+        &mut self,
+        token: Token,
+        rank: usize,
+        stages: u32,
+        shares: &Shares,
+    ) -> Result<(), Error> {
         let (expected, given) = (self.config.micro_batches(), shares.total());
-        if given != expected || rank >= shares.ranks() {
-            return Err(Error::Place { rank, ranks: shares.ranks(), given, expected });
+        let (sharding, parallel) = (self.config.sharding, &self.config.parallelism);
+        let degree = shares.ranks() as u32;
+        let mesh = parallel.mesh.over(sharding, stages.max(1), degree);
+        let ranks = mesh.ranks() as usize;
+        if given != expected || rank >= ranks || mesh.degree() != degree {
+            return Err(Error::Place { rank, ranks, given, expected });
         }
         if self.batches.is_none() {
             let tokens = open_tokens(&self.config, TRAIN_FILE)?;
@@ -208,7 +210,8 @@ impl Engine {
         if let Some(ledger) = &mut self.ledger {
             ledger.enter(token, rank);
         }
-        self.seat = Some(Seat { token, rank, shares: shares.clone() });
+        let (placement, schedule) = (&self.placement, parallel.schedule);
+        self.seat = Some(Seat::new(token, rank, mesh, given, sharding, placement, schedule));
         Ok(())
     }
 
@@ -228,10 +231,25 @@ impl Engine {
         let step = self.open("prepare")?;
         self.check_mesh(comm)?;
         self.settle()?;
-        self.gather(comm, deadline)?;
-        let ballot = self.accumulate(step, abort)?;
-        self.exchange(comm, deadline)?;
-        let norms = clip::norm_partials(&self.layout, &self.norm_cut(), self.norm_gradient());
+        let (Some(seat), Some(batches)) = (&mut self.seat, &self.batches) else {
+            return Err(Error::NotEntered);
+        };
+        seat.connect(comm, deadline)?;
+        let drive = Drive {
+            config: &self.config,
+            layout: &self.layout,
+            placement: &self.placement,
+            state: &mut self.state,
+            work: &mut self.work,
+            seat,
+            batches,
+            ledger: self.ledger.as_mut(),
+            comm,
+            abort,
+            deadline,
+        };
+        let ballot = drive.run(step)?;
+        let norms = self.norms()?;
         self.work.prepared = true;
         Ok(codec::encode(&Ballot { norms, ..ballot }))
     }
@@ -243,7 +261,7 @@ impl Engine {
     /// [`Error::Vote`] when the ballots contradict each other.
     pub fn tally(&self, ballots: &[Vec<u8>]) -> Result<Vec<u8>, Error> {
         let step = self.prepared("tally")?.step;
-        let (micro_batches, divisor) = (self.config.micro_batches(), self.divisor());
+        let (micro_batches, divisor) = (self.config.micro_batches(), self.config.divisor());
         let verdict = Verdict::of(ballots, step, micro_batches, divisor, &self.layout)?;
         Ok(codec::encode(&verdict))
     }
@@ -260,7 +278,7 @@ impl Engine {
             return Err(Error::OtherStep { prepared: step, given: verdict.step });
         }
         let lr = self.schedule.lr(step);
-        let scale = verdict.scale(self.divisor()).filter(|_| verdict.updates());
+        let scale = verdict.scale(self.config.divisor()).filter(|_| verdict.updates());
         if let Some(scale) = scale {
             let clip = clip::coefficient(verdict.grad_norm, self.config.training.max_norm);
             let number = updates + 1;
@@ -289,37 +307,45 @@ impl Engine {
         self.work.prepared = false;
     }
 
-    /// Renews the weights outside this rank's shard: sharded ranks call it
-    /// together. Without effect where they are current.
+    /// Renews the weights of the whole model: all ranks call it together. Without
+    /// effect where they are current.
     ///
     /// # Errors
     /// [`Error::Collective`]; the shard itself is untouched.
     pub fn gather(&mut self, comm: &mut dyn Communicator, deadline: Instant) -> Result<(), Error> {
         self.check_mesh(comm)?;
         self.progress().ok_or(Error::Fresh)?;
-        if self.state.is_gathered() {
-            return Ok(());
-        }
         self.settle()?;
-        let cuts = self.layout.cuts(comm.size());
-        comm.all_gather(ViewMut::of(self.state.weights_mut()), &cuts, deadline)?;
-        self.state.set_gathered();
+        let seat = self.seat.as_mut().ok_or(Error::NotEntered)?;
+        seat.connect(comm, deadline)?;
+        for bucket in 0..self.state.buckets().len() {
+            let data = seat.data(comm);
+            drive::gather(&mut self.state, &self.layout, data, bucket, deadline)?;
+        }
+        let Mesh { stages, .. } = seat.mesh;
+        if stages > 1 {
+            for stage in 0..stages {
+                let root = (stage * seat.mesh.degree()) as usize;
+                for bucket in self.placement.buckets(stages, stage) {
+                    let values = ViewMut::of(&mut self.state.weights_mut()[bucket]);
+                    comm.broadcast(root, values, deadline)?;
+                }
+            }
+        }
         Ok(())
     }
 
     /// The shard that this rank's place asks for: all of it before it has one.
     pub(crate) fn target(&self) -> Shard {
-        match (&self.seat, self.config.sharding) {
-            (Some(seat), Sharding::Zero1) => {
-                Shard { index: seat.rank as u32, of: seat.shares.ranks() as u32 }
-            }
-            _ => Shard::WHOLE,
+        match &self.seat {
+            Some(seat) => seat.mesh.shard(seat.rank as u32),
+            None => Shard::WHOLE,
         }
     }
 
     pub(crate) fn check_mesh(&self, comm: &dyn Communicator) -> Result<(), Error> {
         let seat = self.seat.as_ref().ok_or(Error::NotEntered)?;
-        let (rank, ranks) = (seat.rank, seat.shares.ranks());
+        let (rank, ranks) = (seat.rank, seat.mesh.ranks() as usize);
         if (comm.token(), comm.rank(), comm.size()) == (seat.token, rank, ranks) {
             return Ok(());
         }
@@ -332,10 +358,16 @@ impl Engine {
         self.schedule.lr(step)
     }
 
-    /// This rank and the number of ranks of the generation entered.
-    pub(crate) fn place(&self) -> Result<(usize, usize), Error> {
-        let seat = self.seat.as_ref().ok_or(Error::NotEntered)?;
-        Ok((seat.rank, seat.shares.ranks()))
+    /// This rank's place in the generation entered.
+    pub(crate) fn place(&self) -> Result<&Seat, Error> {
+        self.seat.as_ref().ok_or(Error::NotEntered)
+    }
+
+    /// The part of the elements held for which this rank speaks, of all that hold
+    /// them: with all ranks' parts everything is said once.
+    pub(crate) fn spoken_for(&self) -> Result<Portion, Error> {
+        let Seat { mesh, place, .. } = self.place()?;
+        Ok(self.placement.cut(self.state.held(), place.replica, mesh.replicas))
     }
 
     /// The step of an open rank.
@@ -356,7 +388,7 @@ impl Engine {
     }
 
     /// Gives up what the rank's place no longer asks for.
-    fn settle(&mut self) -> Result<(), Error> {
+    pub(crate) fn settle(&mut self) -> Result<(), Error> {
         let needed = self.target();
         if self.state.narrow(needed) {
             return Ok(());
@@ -364,103 +396,53 @@ impl Engine {
         Err(Error::Shard { held: self.state.shard(), needed })
     }
 
-    /// What losses are divided by before the backward pass: near the number of
-    /// target tokens, which is known only when all micro-batches are read.
-    fn divisor(&self) -> f64 {
-        let training = &self.config.training;
-        training.global_batch_size as f64 * training.seq_len as f64
-    }
-
-    /// Forward and backward of this rank's micro-batches, in index order. The
-    /// ballot has no norms yet.
-    fn accumulate(&mut self, step: Step, abort: &dyn Fn() -> bool) -> Result<Ballot, Error> {
-        let (Some(seat), Some(batches)) = (&self.seat, &self.batches) else {
-            return Err(Error::NotEntered);
-        };
-        let (range, total) = (seat.shares.of(seat.rank), seat.shares.total());
-        let training = &self.config.training;
-        let divisor = training.global_batch_size as f64 * training.seq_len as f64;
-        let (layout, work) = (&self.layout, &mut self.work);
-        work.accumulator.restart(range.clone(), total);
-        let (mut losses, mut tokens, mut consumed) = (Vec::new(), 0, Vec::new());
-        for index in range.clone() {
-            let ledger = self.ledger.as_mut();
-            let batch = batches.micro_batch(step, index, ledger)?;
-            let micro_batch =
-                MicroBatch::new(&batch.ids, training.seq_len, self.config.model.vocab_size)?;
-            let leaf = &mut work.leaf;
-            let mut take = |param: usize, gradient: &tch::Tensor| {
-                let out = &mut leaf[layout.params()[param].range()];
-                Ok(gradient.f_copy_data(out, out.len())?)
-            };
-            let model = self.state.replica().model();
-            let loss = model.forward_backward(&micro_batch, divisor, abort, &mut take)?;
-            work.accumulator.push(&work.leaf);
-            losses.push(loss as f32);
-            tokens += micro_batch.counted();
-            consumed.push(batch.sha256);
-        }
-        let losses = tree::partials(range.start, total, losses, |a, b| a + b);
-        Ok(Ballot { step, norms: Vec::new(), losses, tokens, consumed })
-    }
-
-    /// Sums the gradients of all ranks, each for the elements that it updates.
-    fn exchange(&mut self, comm: &mut dyn Communicator, deadline: Instant) -> Result<(), Error> {
-        let seat = self.seat.as_ref().ok_or(Error::NotEntered)?;
-        let work = &mut self.work;
-        let own = self.state.held();
-        if work.gradient.len() != own.len() {
-            work.gradient = AlignedBuffer::zeroed(own.len());
-        }
-        // PANIC: `accumulate` pushed every micro-batch of the range.
-        let pieces = work.accumulator.pieces().expect("the range is complete");
-        let pieces: Vec<View> = pieces.into_iter().map(|(_, sum)| View::of(sum)).collect();
-        match self.config.sharding {
-            Sharding::Replicated => {
-                let out = ViewMut::of(&mut work.gradient[..]);
-                comm.all_reduce_tree(&seat.shares, &pieces, out, deadline)?;
-            }
-            Sharding::Zero1 => {
-                let cuts = self.layout.cuts(comm.size());
-                let out = ViewMut::of(&mut work.gradient[..]);
-                comm.reduce_scatter_tree(&seat.shares, &pieces, &cuts, out, deadline)?;
+    /// The sums of squares of what this rank speaks for.
+    fn norms(&self) -> Result<Vec<(TreeNode, f64)>, Error> {
+        let held = self.state.held();
+        let mut norms = Vec::new();
+        for range in self.spoken_for()?.ranges() {
+            for (range, packed) in held.within(range) {
+                norms.extend(clip::norm_partials(
+                    &self.layout,
+                    &range,
+                    &self.work.gradient[packed],
+                ));
             }
         }
-        Ok(())
-    }
-
-    /// The cut whose norm this rank contributes: its own, also as a replica.
-    fn norm_cut(&self) -> Range<usize> {
-        match &self.seat {
-            Some(seat) => {
-                let (index, of) = (seat.rank as u32, seat.shares.ranks() as u32);
-                state::elements(&self.layout, Shard { index, of })
-            }
-            None => 0..self.layout.elements(),
-        }
-    }
-
-    fn norm_gradient(&self) -> &[f32] {
-        let (cut, held) = (self.norm_cut(), self.state.held());
-        &self.work.gradient[cut.start - held.start..cut.end - held.start]
+        Ok(norms)
     }
 
     /// Updates the elements held, run by run of equal weight decay.
     fn update(&mut self, update: adamw::Update) {
-        let held = self.state.held();
+        let held = self.state.held().clone();
         let state::Parts { weights, exp_avg, exp_avg_sq } = self.state.parts();
-        for slice in self.layout.slices(&held) {
-            let decay = self.layout.params()[slice.param].decay;
-            let at = slice.elements.start - held.start..slice.elements.end - held.start;
-            self.adamw.apply(
-                adamw::Update { decay, ..update },
-                &mut weights[at.clone()],
-                &mut exp_avg[at.clone()],
-                &mut exp_avg_sq[at.clone()],
-                &self.work.gradient[at],
-            );
+        for (range, packed) in held.pieces() {
+            for slice in self.layout.slices(&range) {
+                let decay = self.layout.params()[slice.param].decay;
+                let start = packed.start + slice.elements.start - range.start;
+                let at = start..start + slice.elements.len();
+                self.adamw.apply(
+                    adamw::Update { decay, ..update },
+                    &mut weights[slice.elements],
+                    &mut exp_avg[at.clone()],
+                    &mut exp_avg_sq[at.clone()],
+                    &self.work.gradient[at],
+                );
+            }
         }
     }
+}
+
+/// The elements of each unit of the model.
+fn units(layout: &Layout, replica: &Replica) -> Vec<std::ops::Range<usize>> {
+    let model = replica.model();
+    let start = |unit: usize| match model.unit_parameters(unit).start {
+        first if unit < model.units() => layout.params()[first].offset,
+        _ => layout.elements(),
+    };
+    let end =
+        |unit: usize| if unit + 1 < model.units() { start(unit + 1) } else { layout.elements() };
+    (0..model.units()).map(|unit| start(unit)..end(unit)).collect()
 }
 
 /// Opens a token file of the dataset whose tokens the model knows.

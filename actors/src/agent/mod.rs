@@ -97,6 +97,8 @@ pub struct Proposal {
     /// See [`JobSpec`].
     pub sharding: job::spec::Sharding,
     /// See [`JobSpec`].
+    pub parallel: job::mesh::Parallel,
+    /// See [`JobSpec`].
     pub max_failures: u32,
     /// See [`JobSpec`].
     pub max_preemptions: u32,
@@ -119,6 +121,7 @@ impl Proposal {
             micro_batches: self.micro_batches,
             total_steps: self.total_steps,
             sharding: self.sharding,
+            parallel: self.parallel,
             max_failures: self.max_failures,
             max_preemptions: self.max_preemptions,
             exact: self.exact,

@@ -214,7 +214,7 @@ impl Device {
             }
             _ => self.drop_prepared(),
         }
-        self.trainer.enter(self.token(plan), rank, shares)?;
+        self.trainer.enter(self.token(plan), rank, plan.stages(), shares)?;
         match &seal.restore {
             Restore::Initial => {
                 self.trainer.initialize()?;

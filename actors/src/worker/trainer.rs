@@ -69,11 +69,18 @@ pub trait Trainer {
     /// [`TrainerError::Fatal`].
     fn initialize(&mut self) -> Result<(), TrainerError>;
 
-    /// Takes its place in a mesh, before it gets the state for it.
+    /// Takes its place in a mesh of so many pipeline stages, before it gets the
+    /// state for it. The shares are those of the mesh's pipelines.
     ///
     /// # Errors
     /// [`TrainerError::Fatal`].
-    fn enter(&mut self, token: Token, rank: u32, shares: &Shares) -> Result<(), TrainerError>;
+    fn enter(
+        &mut self,
+        token: Token,
+        rank: u32,
+        stages: u32,
+        shares: &Shares,
+    ) -> Result<(), TrainerError>;
 
     /// Computes this rank's micro-batches and exchanges gradients: from
     /// `Open(s)` to `Prepared(s)`. Returns the ballot for the vote on `s`. On an

@@ -59,7 +59,7 @@ impl Factory for FakeFactory {
     fn build(self, start: &Start) -> Result<(Box<dyn Trainer>, Settings), String> {
         let config: Config = serde_json::from_str(&start.config)
             .map_err(|error| format!("the job's configuration does not fit: {error}"))?;
-        if config.parallelism.sharding != Sharding::Replicated {
+        if config.sharding() != Sharding::Replicated {
             return Err("the fake trainer keeps whole replicas: parallelism.sharding = none".into());
         }
         let timeouts = config.timeouts().map_err(|error| error.to_string())?;
@@ -157,7 +157,7 @@ impl Trainer for FakeTrainer {
         Ok(())
     }
 
-    fn enter(&mut self, _: Token, rank: u32, shares: &Shares) -> Result<(), TrainerError> {
+    fn enter(&mut self, _: Token, rank: u32, _: u32, shares: &Shares) -> Result<(), TrainerError> {
         self.prepared = None;
         self.place = Some((rank, shares.clone()));
         Ok(())

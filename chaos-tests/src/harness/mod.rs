@@ -441,7 +441,7 @@ fn command(setup: &Setup, folder: &Path, prefix: &[String]) -> Command {
         .arg(format!("--checkpoint.interval={}", setup.checkpoint_interval))
         .args(["--model.name=llama3", "--model.flavor=byte-1M"])
         .args(&setup.arguments)
-        .envs(setup.environment.iter().cloned())
+        .envs(setup.environment.iter().map(|(key, value)| (key, value)))
         .env(process::MARK, folder)
         .stdin(Stdio::null())
         .stdout(log.try_clone().expect("a second handle of the log"))

@@ -56,10 +56,50 @@ fn traj_1_kills_at_random_moments_do_not_show() {
 #[test]
 fn traj_1_neither_nodes_nor_sharding_show_in_the_engine() {
     let zero1 = || vec!["--parallelism.sharding=zero1".to_owned()];
-    let setups = [real("real-4", 4), Setup { arguments: zero1(), ..real("real-zero1-4", 4) }];
+    let with = |name, keys: &[&str]| {
+        let arguments = keys.iter().map(|key| format!("--parallelism.{key}")).collect();
+        Setup { arguments, ..real(name, 4) }
+    };
+    let setups = [
+        real("real-4", 4),
+        Setup { arguments: zero1(), ..real("real-zero1-4", 4) },
+        with("real-full-shard-4", &["sharding=FULL_SHARD"]),
+        with("real-hybrid-4", &["sharding=HYBRID_SHARD", "data_parallel_shard_degree=2"]),
+        with(
+            "real-pipeline-4",
+            &[
+                "sharding=SHARD_GRAD_OP",
+                "pipeline_parallel_degree=2",
+                "pipeline_parallel_schedule=Interleaved1F1B",
+            ],
+        ),
+    ];
     for setup in setups {
         let name = setup.name;
         assert_eq!(&quietly(setup), quiet_real(), "{name}");
+    }
+}
+
+#[test]
+fn traj_1_a_lost_replica_of_a_shard_or_stage_is_made_good_live() {
+    let expected = quiet_real();
+    let cases: [(&str, &[&str]); 2] = [
+        (
+            "real-hybrid-kill",
+            &["--parallelism.sharding=HYBRID_SHARD", "--parallelism.data_parallel_shard_degree=2"],
+        ),
+        ("real-pipeline-kill", &["--parallelism.pipeline_parallel_degree=2"]),
+    ];
+    for (name, keys) in cases {
+        let arguments = keys.iter().map(|key| (*key).to_owned()).collect();
+        let mut run = Run::start(Setup { arguments, ..real(name, 4) });
+        run.wait_step(5, LIMIT);
+        run.inject(Fault::Worker, &mut Random::seeded());
+        let digests = run.finish(LIMIT);
+        let history = run.history();
+        eprintln!("{name}: tiers {:?}, {} steps redone", history.tiers(), history.redone());
+        assert!(!history.tiers().contains(&"checkpoint"), "the other replica has it: {name}");
+        assert_eq!(&digests, expected, "{name}");
     }
 }
 

@@ -340,6 +340,7 @@ mod tests {
             micro_batches: Some(8),
             total_steps: Step(1),
             sharding: Sharding::Replicated,
+            parallel: Default::default(),
             max_failures: 1,
             max_preemptions: 1,
             exact: true,

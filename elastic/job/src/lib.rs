@@ -22,7 +22,8 @@
 //!
 //! 1. [`ids`]: who is who, and the token that fences old generations (ID, GEN-1).
 //! 2. [`plan`]: a generation is a `Plan` (who trains) and then a `Seal` (where they
-//!    go on from). [`shares`] says which rank computes which micro-batch (DATA-2).
+//!    go on from). [`shares`] says which rank computes which micro-batch (DATA-2),
+//!    [`mesh`] how ranks are arranged, [`pipeline`] what a pipeline computes when.
 //! 3. [`report`]: what nodes and their workers say; positions of a rank (ST-1).
 //! 4. [`state`]: the facts, and [`state::JobState::is_official`], the one rule that
 //!    tells committed history from attempts (GN-5, HEAL-1).
@@ -32,9 +33,11 @@
 //! 7. [`incident`]: where the wall time went (OBS-1).
 //!
 //! Beside these: [`message`] is what processes tell each other, [`codec`] its
-//! bytes, [`admission`] who may join, [`replicated`] what a control group can replicate, [`voters`] who votes
-//! in it, [`reforming`] who may go on without it, [`timeouts`] every limit out of one budget, [`spec`] what is fixed at
-//! founding, and [`tokens`] the dataset's files.
+//! bytes, [`admission`] who may join, [`replicated`] what a control group can
+//! replicate, [`voters`] who votes in it, [`reforming`] who may go on without it,
+//! [`timeouts`] every limit out of one budget, [`spec`] what is fixed at founding,
+//! [`model`] the shapes of models, [`estimate`] what a mesh costs, and [`tokens`] the
+//! dataset's files.
 //!
 //! # Example
 //!
@@ -60,6 +63,7 @@
 //!     micro_batches: Some(8),
 //!     total_steps: Step(1000),
 //!     sharding: Sharding::Replicated,
+//!     parallel: Default::default(),
 //!     max_failures: 10,
 //!     max_preemptions: 1_000,
 //!     exact: true,
@@ -122,10 +126,14 @@
 pub mod admission;
 pub mod codec;
 pub mod command;
+pub mod estimate;
 pub mod ids;
 pub mod incident;
 pub mod leader;
+pub mod mesh;
 pub mod message;
+pub mod model;
+pub mod pipeline;
 pub mod plan;
 pub mod planner;
 pub mod reforming;

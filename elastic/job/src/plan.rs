@@ -61,7 +61,8 @@ pub struct Plan {
     pub generation: Generation,
     /// The ranks, in order. Empty: the job waits for nodes, holding its state.
     pub members: Vec<Member>,
-    /// Micro-batches of each rank; of zero ranks when the job waits.
+    /// Micro-batches of each pipeline (of each rank, where a pipeline is one); none
+    /// when the job waits.
     pub shares: Option<Shares>,
     /// Key of the tensor connections of this generation (SEC-1).
     pub key: [u8; 32],
@@ -83,18 +84,21 @@ pub struct Plan {
     pub at: Timestamp,
 }
 
-/// A slice `index` of `of` equal slices of the training state.
+/// A slice `index` of `of` equal slices of the training state: the same number
+/// of consecutive slices for each pipeline stage.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct Shard {
     /// Which slice.
     pub index: u32,
     /// Of how many.
     pub of: u32,
+    /// Stages that the model was cut into first.
+    pub stages: u32,
 }
 
 impl Shard {
     /// The whole state.
-    pub const WHOLE: Self = Self { index: 0, of: 1 };
+    pub const WHOLE: Self = Self { index: 0, of: 1, stages: 1 };
 }
 
 /// Who provides a shard to those that lack it.
@@ -127,6 +131,15 @@ pub enum Restore {
         /// Its step.
         step: Step,
     },
+}
+
+impl Plan {
+    /// Pipeline stages of the mesh.
+    #[must_use]
+    pub fn stages(&self) -> u32 {
+        let pipelines = self.shares.as_ref().map_or(1, Shares::ranks).max(1);
+        (self.members.len() / pipelines).max(1) as u32
+    }
 }
 
 impl Restore {

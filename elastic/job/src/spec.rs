@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{JobId, Step};
+use crate::{JobId, Step, mesh::Parallel};
 
 /// How parameters and optimizer state are spread over the data-parallel ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -13,6 +13,25 @@ pub enum Sharding {
     /// Every rank holds all weights and its own cut of the optimizer state and
     /// of the fp32 master weights (ZeRO-1).
     Zero1,
+    /// And sums its own cut of the gradient alone (ZeRO-2).
+    Zero2,
+    /// And holds other weights only while it computes with them (ZeRO-3).
+    Zero3,
+}
+
+impl Sharding {
+    /// Whether a rank holds less than everything.
+    #[must_use]
+    pub fn is_sharded(self) -> bool {
+        self != Self::Replicated
+    }
+
+    /// Whether gradients are cut as they are computed, unit by unit, so that
+    /// micro-batches are dealt to the ranks in turn.
+    #[must_use]
+    pub fn cuts_gradients(self) -> bool {
+        matches!(self, Self::Zero2 | Self::Zero3)
+    }
 }
 
 /// The frozen facts of a job: part of the founding state, the same on every
@@ -36,6 +55,8 @@ pub struct JobSpec {
     pub total_steps: Step,
     /// Spread of the training state.
     pub sharding: Sharding,
+    /// What is asked of the mesh.
+    pub parallel: Parallel,
     /// Incidents without a committed step between them before the job fails.
     pub max_failures: u32,
     /// Nodes that leave, preempted or drained, without a committed step between them

@@ -464,7 +464,12 @@ impl JobState {
             && plan.era == self.era
             && plan.generation == self.generation().next()
             && plan.members.iter().all(|member| self.is_current(&member.worker))
-            && plan.shares.as_ref().map_or(0, Shares::ranks) == plan.members.len();
+            && match plan.shares.as_ref().map_or(0, Shares::ranks) {
+                0 => plan.members.is_empty(),
+                pipelines => {
+                    !plan.members.is_empty() && plan.members.len().is_multiple_of(pipelines)
+                }
+            };
         if !fits {
             return Vec::new();
         }

@@ -5,6 +5,7 @@ mod bench;
 mod checkpoint;
 mod data;
 mod job;
+mod plan;
 mod print;
 mod run;
 mod token;
@@ -50,6 +51,7 @@ pub fn dispatch(cli: Cli) -> Exit {
         Command::Run(args) => run::run(*args),
         Command::Status(args) => job::status(&args),
         Command::Events(args) => job::events(&args),
+        Command::Plan(args) => plan::plan(&args),
         Command::Drain(args) => job::drain(&args),
         Command::Stop(args) => job::stop(&args),
         Command::Token(command) => token::run(&command),
@@ -81,7 +83,7 @@ fn parse(arguments: Vec<OsString>) -> Result<Cli, Exit> {
     // Only these take keys; other commands may have dots in their arguments.
     let command: Vec<&str> = arguments.iter().skip(1).take(2).map(String::as_str).collect();
     let (rest, overrides) = match command[..] {
-        ["run", ..] | ["bench", "recovery"] => split_arguments(arguments),
+        ["run" | "plan", ..] | ["bench", "recovery"] => split_arguments(arguments),
         _ => (arguments, Vec::new()),
     };
     let mut cli = Cli::try_parse_from(rest).map_err(|error| {
@@ -92,6 +94,7 @@ fn parse(arguments: Vec<OsString>) -> Result<Cli, Exit> {
     match &mut cli.command {
         Command::Run(args) => args.overrides = overrides,
         Command::Bench(BenchCommand::Recovery(args)) => args.overrides = overrides,
+        Command::Plan(args) => args.overrides = overrides,
         _ => {}
     }
     Ok(cli)

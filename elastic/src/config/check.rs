@@ -48,6 +48,9 @@ pub(super) fn conflicts(config: &Config) -> Vec<String> {
             ),
         );
     }
+    if let Err(impossible) = config.parallel().check(config.sharding()) {
+        rule(false, format!("parallelism: {impossible}"));
+    }
     if let Err(inconsistent) = config.timeouts() {
         rule(
             false,

@@ -9,6 +9,7 @@
 mod check;
 mod error;
 mod identity;
+mod parallel;
 mod print;
 mod resolve;
 pub mod schema;

@@ -2,8 +2,6 @@
 //! the command line and the identity of a job follow from it: a new key is one
 //! row here and the code that honours it.
 
-use job::spec::Sharding;
-
 use super::value::{Allowed, Field, Kind, Value, choices};
 use Allowed::{Above, Anything, AutoOr, Below, Integers, NonEmpty, Reals};
 
@@ -115,7 +113,7 @@ schema! {
     }
     /// The optimizer.
     optimizer: Optimizer {
-        /// AdamW with decoupled weight decay.
+        /// AdamW decays the weights, Adam adds the decay to the gradient.
         name: OptimizerName = OptimizerName::AdamW, Anything, Identity;
         /// Peak learning rate.
         lr: f64 = 8e-4, Reals(0.0, f64::MAX), Identity;
@@ -125,7 +123,7 @@ schema! {
         beta2: f64 = 0.95, Below(0.0, 1.0), Identity;
         /// Added to the denominator.
         eps: f64 = 1e-8, Above(0.0, f64::MAX), Identity;
-        /// Decoupled weight decay.
+        /// Weight decay.
         weight_decay: f64 = 0.1, Reals(0.0, f64::MAX), Identity;
     }
     /// Warm-up, stable, decay.
@@ -155,15 +153,37 @@ schema! {
         max_norm: f64 = 1.0, Above(0.0, f64::MAX), Identity;
         /// Optimizer steps after which the job is finished.
         steps: u64 = 10_000, Integers(1, MAX), Job;
-        /// Type of weights, gradients and arithmetic.
+        /// Type of master weights, moments and summed gradients.
         dtype: Precision = Precision::Float32, Anything, Identity;
+        /// Type of forward and backward; gradients are summed in float32.
+        mixed_precision_param: ComputePrecision = ComputePrecision::Float32, Anything, Identity;
         /// Seed of initial weights and data order.
         seed: u64 = 42, Integers(0, MAX), Identity;
     }
     /// How the model is spread. The data-parallel degree follows the live nodes.
     parallelism: Parallelism {
-        /// none: every rank holds everything; zero1: the optimizer state is cut.
-        sharding: Sharding = Sharding::Replicated, Anything, Job;
+        /// none: every rank holds everything; zero1: the optimizer state is cut;
+        /// zero2: gradients too; zero3: weights too; hybrid: zero3 within groups of
+        /// data_parallel_shard_degree ranks, or of a node's.
+        sharding: ShardingMode = ShardingMode::None, Anything, Job;
+        /// Groups that each hold the whole state (zero2, zero3); -1: from the other.
+        data_parallel_replicate_degree: i64 = 1, AutoOr(1, 1 << 20), Job;
+        /// Ranks over which state is cut; -1: all of a group.
+        data_parallel_shard_degree: i64 = -1, AutoOr(1, 1 << 20), Job;
+        /// Whether zero3 gives weights up between forward and backward; default:
+        /// unless there is a pipeline.
+        fsdp_reshard_after_forward: Reshard = Reshard::Default, Anything, Job;
+        /// Ranks of a pipeline; fewer when not one can be formed.
+        pipeline_parallel_degree: u32 = 1, Integers(1, 1 << 12), Job;
+        /// The order of a pipeline's passes; no bit depends on it.
+        pipeline_parallel_schedule: PipelineSchedule = PipelineSchedule::OneForwardOneBackward,
+            Anything, Job;
+        /// Blocks of each chunk of Interleaved1F1B; unset: two chunks for each rank.
+        pipeline_parallel_layers_per_stage: Option<u32> = None, Integers(1, 1 << 16), Job;
+        /// What the embedding weighs when blocks are dealt to stages, in blocks.
+        pipeline_parallel_first_stage_less_layers: u32 = 1, Integers(0, 1 << 16), Job;
+        /// What the head weighs.
+        pipeline_parallel_last_stage_less_layers: u32 = 1, Integers(0, 1 << 16), Job;
     }
     /// Memory for time: the same bits, activations computed again.
     activation_checkpoint: ActivationCheckpoint {
@@ -262,8 +282,10 @@ choices!(Flavor {
 pub enum OptimizerName {
     /// Adam with decoupled weight decay.
     AdamW,
+    /// Adam with weight decay as a part of the gradient.
+    Adam,
 }
-choices!(OptimizerName { OptimizerName::AdamW = "AdamW" });
+choices!(OptimizerName { OptimizerName::AdamW = "AdamW", OptimizerName::Adam = "Adam" });
 
 /// Shapes of the decay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -281,6 +303,19 @@ choices!(DecayType {
     DecayType::Cosine = "cosine",
 });
 
+/// Number formats of forward and backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ComputePrecision {
+    /// 32-bit floats.
+    Float32,
+    /// bfloat16, with 32-bit master weights.
+    Bfloat16,
+}
+choices!(ComputePrecision {
+    ComputePrecision::Float32 = "float32" | "fp32" | "32-true" | "no",
+    ComputePrecision::Bfloat16 = "bfloat16" | "bf16" | "bf16-mixed",
+});
+
 /// Number formats of training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
@@ -289,9 +324,61 @@ pub enum Precision {
 }
 choices!(Precision { Precision::Float32 = "float32" });
 
-choices!(Sharding {
-    Sharding::Replicated = "none" | "NO_SHARD" | "replicated",
-    Sharding::Zero1 = "zero1" | "zero-1" | "zero_1",
+/// How training state is spread over data-parallel ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShardingMode {
+    /// Not at all.
+    None,
+    /// The optimizer state.
+    Zero1,
+    /// And gradients.
+    Zero2,
+    /// And weights.
+    Zero3,
+    /// All three within groups, which are replicas of each other.
+    Hybrid,
+}
+choices!(ShardingMode {
+    ShardingMode::None = "none" | "NO_SHARD" | "replicated" | "ddp",
+    ShardingMode::Zero1 = "zero1" | "zero-1" | "zero_1" | "distributed_optimizer",
+    ShardingMode::Zero2 = "zero2" | "zero-2" | "zero_2" | "SHARD_GRAD_OP",
+    ShardingMode::Zero3 = "zero3" | "zero-3" | "zero_3" | "FULL_SHARD" | "fsdp" | "fsdp2",
+    ShardingMode::Hybrid = "hybrid" | "HYBRID_SHARD" | "hsdp",
+});
+
+/// When ZeRO-3 gives weights up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reshard {
+    /// After the forward pass, unless there is a pipeline.
+    Default,
+    /// After the forward pass.
+    Always,
+    /// After the backward pass.
+    Never,
+}
+choices!(Reshard {
+    Reshard::Default = "default",
+    Reshard::Always = "always",
+    Reshard::Never = "never",
+});
+
+/// Orders of a pipeline's passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PipelineSchedule {
+    /// All forward, then all backward.
+    GPipe,
+    /// One forward, one backward.
+    OneForwardOneBackward,
+    /// The same over several chunks of the model on each rank.
+    Interleaved,
+    /// The gradients of weights fill the bubble.
+    ZeroBubble,
+}
+choices!(PipelineSchedule {
+    PipelineSchedule::OneForwardOneBackward = "1F1B",
+    PipelineSchedule::GPipe = "GPipe" | "afab",
+    PipelineSchedule::Interleaved = "Interleaved1F1B",
+    PipelineSchedule::ZeroBubble = "ZeroBubble" | "ZB-H1" | "ZBH1",
 });
 
 /// Which blocks recompute their activations.

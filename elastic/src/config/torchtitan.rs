@@ -27,7 +27,6 @@ const ANY: &[&str] = &[];
 const TOKENS: &str =
     "elastic reads token files: run `elastic data prepare`, set training.dataset_path";
 const LOADER: &str = "token files are memory-mapped, no loader process reads them";
-const DEGREE: &str = "the data-parallel degree follows the live nodes: bound it with elastic.min_nodes and elastic.max_nodes";
 const BUDGET: &str = "all limits derive from elastic.failure_budget_ms and elastic.step_timeout_s";
 const ALWAYS: &str = "elastic is always fault tolerant: see the section elastic";
 const SAME_LENGTH: &str = "validation uses the batches of the section training";
@@ -63,7 +62,6 @@ static ROWS: &[Row] = &[
     ),
     ("training.dataset", &["unset", "\"c4_test\""], TOKENS),
     ("training.enable_cpu_offload", FALSE, ""),
-    ("training.mixed_precision_param", &["\"float32\""], ""),
     ("training.mixed_precision_reduce", &["\"float32\""], ""),
     ("training.gc_freq", ANY, "there is no garbage collector"),
     ("training.gc_debug", ANY, "there is no garbage collector"),
@@ -71,20 +69,16 @@ static ROWS: &[Row] = &[
     ("training.dataloader.persistent_workers", FALSE, LOADER),
     ("training.dataloader.pin_memory", FALSE, LOADER),
     ("training.dataloader.prefetch_factor", ANY, LOADER),
-    ("parallelism.data_parallel_replicate_degree", &["1", "-1"], DEGREE),
-    ("parallelism.data_parallel_shard_degree", &["-1", "1"], DEGREE),
-    ("parallelism.fsdp_reshard_after_forward", &["\"default\""], ""),
     ("parallelism.tensor_parallel_degree", ONE, ""),
     ("parallelism.disable_loss_parallel", ANY, "it belongs to tensor parallelism, which is off"),
     ("parallelism.enable_async_tensor_parallel", FALSE, ""),
-    ("parallelism.pipeline_parallel_degree", ONE, ""),
     ("parallelism.module_fqns_per_model_part", EMPTY, ""),
-    ("parallelism.pipeline_parallel_first_stage_less_layers", ANY, "there is one stage"),
-    ("parallelism.pipeline_parallel_last_stage_less_layers", ANY, "there is one stage"),
-    ("parallelism.pipeline_parallel_layers_per_stage", UNSET, ""),
-    ("parallelism.pipeline_parallel_schedule", ANY, "there is one stage"),
     ("parallelism.pipeline_parallel_schedule_csv", UNSET, ""),
-    ("parallelism.pipeline_parallel_microbatch_size", ANY, "there is one stage"),
+    (
+        "parallelism.pipeline_parallel_microbatch_size",
+        ANY,
+        "a pipeline's micro-batch is training.local_batch_size",
+    ),
     ("parallelism.pipeline_parallel_expert_parallel_overlap", ANY, "there are no experts"),
     ("parallelism.context_parallel_degree", ONE, ""),
     ("parallelism.context_parallel_load_balancer", ANY, "context parallelism is off"),

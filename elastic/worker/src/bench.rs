@@ -75,7 +75,7 @@ fn step(arguments: &StepArguments, config: &Config) -> Result<(), String> {
     let token = Token { job: JobId(uuid_of_bench()), era: Era(0), generation: Generation(1) };
     let mut solo = Solo::new(token);
     let text = |error: engine::Error| error.to_string();
-    engine.enter(token, 0, &Shares::even(micro_batches, 1)).map_err(text)?;
+    engine.enter(token, 0, 1, &Shares::even(micro_batches, 1)).map_err(text)?;
     engine.initialize();
     let mut times = Vec::new();
     let mut tokens = 0;

@@ -3,13 +3,10 @@
 use std::{path::PathBuf, time::Duration};
 
 use actors::worker::Settings;
-use elastic::config::{Config, Field, schema};
-use engine::{
-    config::{
-        ActivationCheckpoint, Config as EngineConfig, Decay, Dtype, LrScheduler, Optimizer,
-        Training,
-    },
-    model::registry,
+use elastic::config::{Config, schema};
+use engine::config::{
+    ActivationCheckpoint, Config as EngineConfig, Decay, Dtype, LrScheduler, Optimizer,
+    OptimizerName, Parallelism, Reshard, Training,
 };
 use job::report::Digests;
 
@@ -18,13 +15,17 @@ use job::report::Digests;
 /// # Errors
 /// One line that names the key.
 pub fn engine_config(config: &Config, micro_batches: u32) -> Result<EngineConfig, String> {
-    let (name, flavor) = (config.model.name.text(), config.model.flavor.text());
-    let model = registry::find(&name, &flavor).map_err(|error| error.to_string())?;
+    let model = config.shape()?;
+    let parallelism = &config.parallelism;
     let local = config.training.local_batch_size as usize;
     let scheduler = &config.lr_scheduler;
     Ok(EngineConfig {
         model,
         optimizer: Optimizer {
+            name: match config.optimizer.name {
+                schema::OptimizerName::AdamW => OptimizerName::AdamW,
+                schema::OptimizerName::Adam => OptimizerName::Adam,
+            },
             lr: config.optimizer.lr,
             beta1: config.optimizer.beta1,
             beta2: config.optimizer.beta2,
@@ -49,8 +50,9 @@ pub fn engine_config(config: &Config, micro_batches: u32) -> Result<EngineConfig
             steps: config.training.steps,
             max_norm: config.training.max_norm,
             seed: config.training.seed,
-            dtype: match config.training.dtype {
-                schema::Precision::Float32 => Dtype::Float32,
+            dtype: match config.training.mixed_precision_param {
+                schema::ComputePrecision::Float32 => Dtype::Float32,
+                schema::ComputePrecision::Bfloat16 => Dtype::Bfloat16,
             },
             activation_checkpoint: match config.activation_checkpoint.mode {
                 schema::RecomputeMode::None => ActivationCheckpoint::None,
@@ -60,7 +62,18 @@ pub fn engine_config(config: &Config, micro_batches: u32) -> Result<EngineConfig
                 ),
             },
         },
-        sharding: config.parallelism.sharding,
+        sharding: config.sharding(),
+        parallelism: Parallelism {
+            mesh: config.parallel(),
+            schedule: config.schedule(),
+            first_stage_less_layers: parallelism.pipeline_parallel_first_stage_less_layers,
+            last_stage_less_layers: parallelism.pipeline_parallel_last_stage_less_layers,
+            reshard_after_forward: match parallelism.fsdp_reshard_after_forward {
+                schema::Reshard::Default => Reshard::Default,
+                schema::Reshard::Always => Reshard::Always,
+                schema::Reshard::Never => Reshard::Never,
+            },
+        },
         dataset: PathBuf::from(&config.training.dataset_path),
     })
 }

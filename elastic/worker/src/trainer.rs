@@ -10,6 +10,7 @@ use elastic::config::Config;
 use engine::Engine;
 use job::{
     Step, Token,
+    mesh::Parallel,
     plan::{Shard, Source},
     report::{Digests, FinalReport},
     shares::Shares,
@@ -29,6 +30,8 @@ const SAMPLE_TEMPERATURE: f64 = 0.8;
 /// An engine, once the global batch is known.
 pub(crate) struct EngineTrainer {
     config: Config,
+    /// What is asked of the mesh, as the job was founded with.
+    parallel: Parallel,
     engine: Option<Engine>,
     /// The data ledger of this process (DATA-1).
     ledger: PathBuf,
@@ -46,7 +49,8 @@ pub(crate) fn build(start: &Start) -> Result<(EngineTrainer, Settings), String> 
     std::fs::create_dir_all(&folder)
         .map_err(|error| format!("cannot create {}: {error}", folder.display()))?;
     let ledger = folder.join(format!("{}.jsonl", std::process::id()));
-    let mut trainer = EngineTrainer { config, engine: None, ledger, last: None };
+    let parallel = start.spec.parallel;
+    let mut trainer = EngineTrainer { config, parallel, engine: None, ledger, last: None };
     if let Some(micro_batches) = start.spec.micro_batches {
         trainer.engine = Some(trainer.new_engine(micro_batches)?);
     }
@@ -55,7 +59,8 @@ pub(crate) fn build(start: &Start) -> Result<(EngineTrainer, Settings), String> 
 
 impl EngineTrainer {
     fn new_engine(&self, micro_batches: u32) -> Result<Engine, String> {
-        let config = engine_config(&self.config, micro_batches)?;
+        let mut config = engine_config(&self.config, micro_batches)?;
+        config.parallelism.mesh = self.parallel;
         let mut engine = Engine::new(config).map_err(|error| error.to_string())?;
         engine.keep_ledger(&unused(&self.ledger)).map_err(|error| error.to_string())?;
         Ok(engine)
@@ -106,12 +111,18 @@ impl Trainer for EngineTrainer {
         Ok(())
     }
 
-    fn enter(&mut self, token: Token, rank: u32, shares: &Shares) -> Result<(), TrainerError> {
+    fn enter(
+        &mut self,
+        token: Token,
+        rank: u32,
+        stages: u32,
+        shares: &Shares,
+    ) -> Result<(), TrainerError> {
         if self.engine.is_none() {
             let engine = self.new_engine(shares.total()).map_err(TrainerError::Fatal)?;
             self.engine = Some(engine);
         }
-        self.engine()?.enter(token, rank as usize, shares).map_err(failed)
+        self.engine()?.enter(token, rank as usize, stages, shares).map_err(failed)
     }
 
     fn prepare(
@@ -199,8 +210,12 @@ impl Trainer for EngineTrainer {
         let (first, last) = (mesh.rank() == 0, self.last);
         let seed = self.config.training.seed;
         let engine = self.engine()?;
-        engine.gather(mesh, deadline).map_err(failed)?;
         let digests = engine.digests(mesh, deadline).map_err(failed)?;
+        let speaks = engine.config().model.vocab_size == 256;
+        if speaks {
+            // Text needs the whole model.
+            engine.gather(mesh, deadline).map_err(failed)?;
+        }
         let mut report = FinalReport {
             step: engine.position().unwrap_or_default(),
             loss: last.map_or(f32::NAN, |last| last.loss),
@@ -214,7 +229,7 @@ impl Trainer for EngineTrainer {
             report.weights_sha256 = hex::encode(digests.weights_sha256);
             report.state_sha256 = hex::encode(digests.state_sha256);
             report.loss_sha256 = hex::encode(digests.loss_sha256);
-            if engine.config().model.vocab_size == 256 {
+            if speaks {
                 let text = engine.generate(SAMPLE_PROMPT, SAMPLE_TOKENS, SAMPLE_TEMPERATURE, seed);
                 let mut sample = SAMPLE_PROMPT.to_vec();
                 sample.extend(text.map_err(failed)?);

@@ -1,6 +1,7 @@
-//! The unsafe edge of this crate: libtorch's process-wide settings and tensors
-//! over memory that Rust owns.
+//! The unsafe edge of this crate: libtorch's process-wide settings, memory that
+//! can be given back, and tensors over memory that Rust owns.
 
+mod pages;
 mod replica;
 mod runtime;
 mod view;

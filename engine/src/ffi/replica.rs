@@ -2,28 +2,31 @@
 
 use std::sync::Arc;
 
-use super::{runtime::prepare_libtorch, view::view};
+use super::{pages::Pages, runtime::prepare_libtorch, view::view};
 use crate::{
     config::Config,
-    layout::{AlignedBuffer, Layout},
+    layout::Layout,
     model::{self, Model},
 };
 
 /// Weights in one flat buffer, and a model over them without a copy. Borrowing
 /// keeps the two apart: the model computes under `&self`, weights change under
-/// `&mut self`, and no tensor that shares the buffer leaves the model.
+/// `&mut self`. What a [`crate::model::Pass`] keeps may share the buffer; it is
+/// looked at again only by the model, and whoever releases weights in between
+/// gathers the same values first.
 #[derive(Debug)]
 pub(crate) struct Replica {
     // Dropped before the memory that it views.
     model: Model,
-    weights: AlignedBuffer,
+    weights: Pages,
 }
 
 impl Replica {
     /// A model with zero weights.
     pub(crate) fn new(config: &Config, layout: &Arc<Layout>) -> Result<Self, model::Error> {
         prepare_libtorch();
-        let weights = layout.buffer();
+        let weights = Pages::zeroed(layout.elements())
+            .map_err(|error| model::Error::Torch(format!("no memory for the weights: {error}")))?;
         let tensors = layout
             .params()
             .iter()
@@ -49,5 +52,10 @@ impl Replica {
     /// The flat buffer, to write.
     pub(crate) fn weights_mut(&mut self) -> &mut [f32] {
         &mut self.weights
+    }
+
+    /// Gives the memory of a range of weights back: they are zeros then.
+    pub(crate) fn release(&mut self, range: std::ops::Range<usize>) {
+        self.weights.release(range);
     }
 }

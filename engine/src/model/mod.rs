@@ -12,6 +12,7 @@ mod embedding;
 mod feed_forward;
 mod head;
 mod norm;
+mod pass;
 pub mod registry;
 mod rope;
 mod segment;
@@ -19,11 +20,10 @@ mod weights;
 
 use tch::{Kind, Tensor};
 
-use self::{
-    block::Block, embedding::Embedding, head::Head, rope::Rope, segment::Segment, weights::Weights,
-};
+use self::{block::Block, embedding::Embedding, head::Head, rope::Rope, weights::Weights};
 pub use self::{
     head::IGNORED,
+    pass::{Part, Pass},
     registry::{RopeScaling, Shape},
 };
 
@@ -67,9 +67,23 @@ pub enum Error {
         /// `model.vocab_size`.
         vocab_size: usize,
     },
+    /// A unit ran out of turn.
+    #[error("unit {unit} of the model runs {what}")]
+    Order {
+        /// Which unit.
+        unit: usize,
+        /// What is wrong.
+        what: &'static str,
+    },
     /// libtorch refused; the first line of what it said.
     #[error("libtorch: {0}")]
     Torch(String),
+}
+
+impl Error {
+    fn order(unit: usize, what: &'static str) -> Self {
+        Self::Order { unit, what }
+    }
 }
 
 impl From<tch::TchError> for Error {
@@ -87,6 +101,16 @@ pub enum Recompute {
     Never,
     /// Every n-th block, counted from 1; 1 means all.
     Every(usize),
+}
+
+impl Recompute {
+    /// Whether block `block`, counted from 0, runs again.
+    fn again(self, block: usize) -> bool {
+        match self {
+            Self::Never => false,
+            Self::Every(n) => (block + 1).is_multiple_of(n.max(1)),
+        }
+    }
 }
 
 /// The decoder. Its parameters are views into memory of the caller.
@@ -107,12 +131,6 @@ pub struct MicroBatch {
     inputs: Tensor,
     targets: Tensor,
     counted: u64,
-}
-
-/// A block between its forward and its backward pass.
-enum Kept {
-    Activations(Segment),
-    Input(Tensor),
 }
 
 impl MicroBatch {
@@ -150,6 +168,12 @@ impl MicroBatch {
     #[must_use]
     pub fn counted(&self) -> u64 {
         self.counted
+    }
+
+    /// Another handle on the same ids.
+    fn share(&self) -> Self {
+        let Self { inputs, targets, counted } = self;
+        Self { inputs: inputs.shallow_clone(), targets: targets.shallow_clone(), counted: *counted }
     }
 }
 
@@ -196,34 +220,16 @@ impl Model {
         abort: &dyn Fn() -> bool,
         take: &mut dyn FnMut(usize, &Tensor) -> Result<(), Error>,
     ) -> Result<f64, Error> {
-        self.check_context(&batch.inputs)?;
-        let embedding = Segment::first(self.embedding.forward(&batch.inputs, self.compute)?);
-        let (kept, last) = self.forward_blocks(embedding.output(), abort)?;
-
-        let head = Segment::run(&last, |x| self.head.loss(x, &batch.targets, divisor))?;
-        let loss = head.output().f_double_value(&[])?;
-        let mut hand = |first: usize, gradients: &[Tensor]| -> Result<(), Error> {
-            gradients.iter().enumerate().try_for_each(|(i, g)| take(first + i, &g.f_contiguous()?))
-        };
-
-        let mut at = 1 + self.blocks.iter().map(|b| b.weights().len()).sum::<usize>();
-        let mut gradients = head.backward(None, &self.head.weights())?;
-        hand(at, &gradients.parameters)?;
-        for (block, kept) in self.blocks.iter().zip(kept).rev() {
+        let mut pass = Pass::new(batch.share(), divisor);
+        for unit in 0..self.units() {
             poll(abort)?;
-            let segment = match kept {
-                Kept::Activations(segment) => segment,
-                Kept::Input(x) => Segment::run(&x, |x| block.forward(x, &self.rope))?,
-            };
-            let weights = block.weights();
-            gradients = segment.backward(gradients.input.as_ref(), &weights)?;
-            at -= weights.len();
-            hand(at, &gradients.parameters)?;
+            self.forward(unit, &mut pass)?;
         }
-        poll(abort)?;
-        gradients = embedding.backward(gradients.input.as_ref(), &[self.embedding.weight()])?;
-        hand(0, &gradients.parameters)?;
-        Ok(loss)
+        for unit in (0..self.units()).rev() {
+            poll(abort)?;
+            self.backward(unit, &mut pass, Part::Both, take)?;
+        }
+        Ok(pass.loss().unwrap_or_default())
     }
 
     /// The loss of [`Self::forward_backward`] alone, without a graph.
@@ -268,34 +274,6 @@ impl Model {
             poll(abort)?;
             block.forward(&x, &self.rope)
         })
-    }
-
-    /// Runs the blocks forward and keeps of each what its backward pass needs.
-    fn forward_blocks(
-        &self,
-        first: &Tensor,
-        abort: &dyn Fn() -> bool,
-    ) -> Result<(Vec<Kept>, Tensor), Error> {
-        let mut last = first.f_detach()?;
-        let mut kept = Vec::with_capacity(self.blocks.len());
-        for (index, block) in self.blocks.iter().enumerate() {
-            poll(abort)?;
-            let again = match self.recompute {
-                Recompute::Never => false,
-                Recompute::Every(n) => (index + 1).is_multiple_of(n.max(1)),
-            };
-            last = if again {
-                let output = tch::no_grad(|| block.forward(&last, &self.rope))?;
-                kept.push(Kept::Input(last));
-                output
-            } else {
-                let segment = Segment::run(&last, |x| block.forward(x, &self.rope))?;
-                let output = segment.output().f_detach()?;
-                kept.push(Kept::Activations(segment));
-                output
-            };
-        }
-        Ok((kept, last))
     }
 
     fn check_context(&self, inputs: &Tensor) -> Result<(), Error> {

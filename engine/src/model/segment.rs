@@ -52,22 +52,39 @@ impl Segment {
         upstream: Option<&Tensor>,
         parameters: &[&Tensor],
     ) -> Result<Gradients, Error> {
-        // tch has no `grad_outputs`: the gradient of sum(y·g) with respect to
-        // y is g times one, exactly.
-        let root = match upstream {
-            Some(gradient) => {
-                let exact = match gradient.kind() {
-                    Kind::Double => Kind::Double,
-                    _ => Kind::Float,
-                };
-                self.output.f_mul(gradient)?.f_sum(exact)?
-            }
-            None => self.output,
-        };
+        let root = self.root(upstream)?;
         let inputs: Vec<&Tensor> = self.input.iter().chain(parameters.iter().copied()).collect();
         let (keep_graph, create_graph) = (false, false);
         let mut all = Tensor::f_run_backward(&[root], &inputs, keep_graph, create_graph)?;
         let parameters = all.split_off(usize::from(self.input.is_some()));
         Ok(Gradients { input: all.pop(), parameters })
+    }
+
+    /// The gradient of the input alone; the graph stays for that of the weights.
+    pub(super) fn input_gradient(
+        &self,
+        upstream: Option<&Tensor>,
+    ) -> Result<Option<Tensor>, Error> {
+        let Some(input) = &self.input else { return Ok(None) };
+        let (keep_graph, create_graph) = (true, false);
+        let root = self.root(upstream)?;
+        Ok(Tensor::f_run_backward(&[root], &[input], keep_graph, create_graph)?.pop())
+    }
+
+    /// The gradient of the input is known.
+    pub(super) fn forget_input(&mut self) {
+        self.input = None;
+    }
+
+    /// The scalar that a backward pass starts from.
+    fn root(&self, upstream: Option<&Tensor>) -> Result<Tensor, Error> {
+        // tch has no `grad_outputs`: the gradient of sum(y·g) with respect to
+        // y is g times one, exactly.
+        let Some(gradient) = upstream else { return Ok(self.output.shallow_clone()) };
+        let exact = match gradient.kind() {
+            Kind::Double => Kind::Double,
+            _ => Kind::Float,
+        };
+        Ok(self.output.f_mul(gradient)?.f_sum(exact)?)
     }
 }

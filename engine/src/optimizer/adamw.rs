@@ -1,5 +1,5 @@
-//! AdamW with decoupled weight decay (Loshchilov and Hutter, ICLR 2019), in the
-//! order of operations of PyTorch's single-tensor implementation
+//! AdamW with decoupled weight decay (Loshchilov and Hutter, ICLR 2019), and
+//! Adam, whose decay is part of the gradient, in the order of operations of PyTorch's single-tensor implementation
 //! (`torch/optim/adam.py`, `_single_tensor_adam`, torch 2.11, not capturable).
 //!
 //! The update of an element uses additions, multiplications, divisions and a
@@ -22,6 +22,9 @@ pub struct AdamW {
     pub eps: f64,
     /// Decay of the weights per unit of learning rate, where a parameter decays.
     pub weight_decay: f64,
+    /// Whether the decay acts on the weights apart from the moments (AdamW), or
+    /// is a part of the gradient (Adam).
+    pub decoupled: bool,
 }
 
 /// One element-wise pass: what is the same for every element of a step.
@@ -61,16 +64,10 @@ impl AdamW {
             "weights, moments and gradient are the same elements"
         );
         let constants = self.constants(update);
-        let moments = exp_avg.iter_mut().zip(exp_avg_sq);
-        for (((w, (m, v)), g), c) in
-            weights.iter_mut().zip(moments).zip(gradient).zip(std::iter::repeat(constants))
-        {
-            let g = (g * c.scale) * c.clip;
-            let decayed = *w * c.keep;
-            *m += c.weight1 * (g - *m);
-            *v = *v * c.beta2 + (c.weight2 * g) * g;
-            let denominator = v.sqrt() / c.root_correction2 + c.eps;
-            *w = decayed + (c.minus_step * *m) / denominator;
+        if self.decoupled || constants.decay == 0.0 {
+            sweep::<true>(constants, weights, exp_avg, exp_avg_sq, gradient);
+        } else {
+            sweep::<false>(constants, weights, exp_avg, exp_avg_sq, gradient);
         }
     }
 
@@ -78,11 +75,12 @@ impl AdamW {
     fn constants(&self, update: Update) -> Constants {
         let correction1 = 1.0 - power(self.beta1, update.number);
         let correction2 = 1.0 - power(self.beta2, update.number);
-        let decay = if update.decay { update.lr * self.weight_decay } else { 0.0 };
+        let decay = if update.decay { self.weight_decay } else { 0.0 };
         Constants {
             scale: update.scale,
             clip: update.clip,
-            keep: (1.0 - decay) as f32,
+            keep: (1.0 - update.lr * decay) as f32,
+            decay: decay as f32,
             weight1: (1.0 - self.beta1) as f32,
             beta2: self.beta2 as f32,
             weight2: (1.0 - self.beta2) as f32,
@@ -98,12 +96,34 @@ struct Constants {
     scale: f32,
     clip: f32,
     keep: f32,
+    decay: f32,
     weight1: f32,
     beta2: f32,
     weight2: f32,
     root_correction2: f32,
     eps: f32,
     minus_step: f32,
+}
+
+/// One pass over the elements.
+fn sweep<const DECOUPLED: bool>(
+    constants: Constants,
+    weights: &mut [f32],
+    exp_avg: &mut [f32],
+    exp_avg_sq: &mut [f32],
+    gradient: &[f32],
+) {
+    let moments = exp_avg.iter_mut().zip(exp_avg_sq);
+    for (((w, (m, v)), g), c) in
+        weights.iter_mut().zip(moments).zip(gradient).zip(std::iter::repeat(constants))
+    {
+        let g = (g * c.scale) * c.clip;
+        let (g, decayed) = if DECOUPLED { (g, *w * c.keep) } else { (g + *w * c.decay, *w) };
+        *m += c.weight1 * (g - *m);
+        *v = *v * c.beta2 + (c.weight2 * g) * g;
+        let denominator = v.sqrt() / c.root_correction2 + c.eps;
+        *w = decayed + (c.minus_step * *m) / denominator;
+    }
 }
 
 /// baseⁿ by squaring: no library function, whose bits could differ by platform.
@@ -123,7 +143,8 @@ fn power(base: f64, mut n: u64) -> f64 {
 mod tests {
     use super::*;
 
-    const ADAMW: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+    const ADAMW: AdamW =
+        AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, decoupled: true };
 
     fn update(number: u64) -> Update {
         Update { lr: 3e-3, number, scale: 0.75, clip: 0.3, decay: true }
@@ -190,25 +211,43 @@ mod tests {
         assert!((state[0][0] - (1.0 - 3e-3)).abs() < 1e-7, "{}", state[0][0]);
     }
 
-    /// The values are those of torch 2.11, `AdamW(foreach=False)`. Its vector code
-    /// fuses multiplies and adds and its scalar code does not, so its own bits
-    /// depend on the offset: a unit in the last place is all one can ask for.
-    #[test]
-    fn ten_updates_of_pytorch() {
+    /// The values are those of torch 2.11, `AdamW(foreach=False)` and `Adam(foreach=False)`.
+    /// Its vector code fuses multiplies and adds and its scalar code does not, so
+    /// its own bits depend on the offset: a unit in the last place is all one can
+    /// ask for.
+    #[track_caller]
+    fn check_against_pytorch(decoupled: bool, expected: [[f32; 5]; 3]) {
+        let optimizer = AdamW { decoupled, ..ADAMW };
         let mut state = [vec![1.0, -0.5, 0.25, 3.0, -2.0], vec![0.0; 5], vec![0.0; 5], vec![]];
         for number in 1..=10 {
             let gradient = |i: u64| (((number * 7 + i * 5) % 11) as f32 - 5.0) / 8.0;
             state[3] = (0..5).map(gradient).collect();
-            apply(Update { scale: 1.0, clip: 1.0, ..update(number) }, &mut state, 0..5);
+            let [w, m, v, g] = &mut state;
+            optimizer.apply(Update { scale: 1.0, clip: 1.0, ..update(number) }, w, m, v, g);
         }
-        let expected: [[f32; 5]; 3] = [
-            [0.987_420_86, -0.491_391_33, 0.248_660_84, 2.995_076_2, -1.987_683_4],
-            [0.026_872_022, 0.027_874_967, -0.054_543_167, 0.019_532_917, -0.024_583_368],
-            [0.052_620_567, 0.069_039_4, 0.053_676_058, 0.066_877_26, 0.059_515_156],
-        ];
         for (own, torch) in state.iter().flatten().zip(expected.as_flattened()) {
-            assert!((own - torch).abs() <= 2.0 * f32::EPSILON * torch.abs(), "{own}, not {torch}");
+            assert!((own - torch).abs() <= 4.0 * f32::EPSILON * torch.abs(), "{own}, not {torch}");
         }
+    }
+
+    #[test]
+    fn ten_updates_of_pytorch() {
+        check_against_pytorch(
+            true,
+            [
+                [0.987_420_86, -0.491_391_33, 0.248_660_84, 2.995_076_2, -1.987_683_4],
+                [0.026_872_022, 0.027_874_967, -0.054_543_167, 0.019_532_917, -0.024_583_368],
+                [0.052_620_567, 0.069_039_4, 0.053_676_058, 0.066_877_26, 0.059_515_156],
+            ],
+        );
+        check_against_pytorch(
+            false,
+            [
+                [0.984_328_03, -0.489_913_46, 0.247_602_2, 2.988_234, -1.980_599_3],
+                [0.091_385_216, -0.004_225_951_6, -0.038_451_98, 0.214_685_86, -0.154_091_43],
+                [0.060_729_303, 0.069_225_26, 0.052_486_587, 0.108_217_73, 0.082_346_328],
+            ],
+        );
     }
 
     #[test]

@@ -7,7 +7,12 @@ use crate::{
     loopback::mesh,
     support::{config, dataset, deadline, enter, step, token},
 };
-use engine::{Config, Digests, Engine, config::Sharding, digest::LossChain, model::Shape};
+use engine::{
+    Config, Digests, Engine,
+    config::{Parallel, Parallelism, Sharding},
+    digest::LossChain,
+    model::Shape,
+};
 use job::{Step, shares::Shares};
 use transport::collective::{Communicator, Solo};
 
@@ -48,14 +53,20 @@ fn every_mesh_reads_what_any_mesh_saved() {
     dataset(folder.path(), 20_000);
     let replicated = config(folder.path());
     let sharded = Config { sharding: Sharding::Zero1, ..replicated.clone() };
-    let both = [&replicated, &sharded];
+    let mesh = Parallel { stages: 2, layers: 2, ..Parallel::default() };
+    let full = Config {
+        sharding: Sharding::Zero3,
+        parallelism: Parallelism { mesh, ..Parallelism::default() },
+        ..replicated.clone()
+    };
+    let all = [&replicated, &sharded, &full];
     let expected = save(&replicated, 1, 3, &folder.path().join("first"));
-    for (saver, ranks) in [(&replicated, 3), (&sharded, 2), (&sharded, 4)] {
+    for (saver, ranks) in [(&replicated, 3), (&sharded, 2), (&sharded, 4), (&full, 4)] {
         let stage = folder.path().join(format!("{:?}-{ranks}", saver.sharding));
         assert_eq!(save(saver, ranks, 3, &stage), expected);
         dcp::Checkpoint::open(&stage).unwrap().verify().unwrap();
-        for loader in both {
-            for ranks in [1, 2, 3] {
+        for loader in all {
+            for ranks in [1, 2, 4] {
                 assert_eq!(load(loader, ranks, &stage), (Step(3), expected));
             }
         }
@@ -94,14 +105,14 @@ fn a_snapshots_memory_is_used_again() {
     let first = engine.snapshot(None).unwrap();
     step(&mut engine, &mut comm);
     let second = engine.snapshot(Some(first)).unwrap();
-    assert_eq!((second.step(), second.shard().of), (Step(1), 1));
+    assert_eq!((second.step(), second.rank()), (Step(1), 0));
     let stage = folder.path().join("stage");
     let write = std::thread::spawn(move || second.write(&stage).map(|index| (stage, index)));
     let (stage, index) = write.join().unwrap().unwrap();
     dcp::write_metadata(&stage, &[index]).unwrap();
     let mut other = Engine::new(config).unwrap();
     assert_eq!(other.load(&stage).unwrap(), Step(1));
-    other.enter(comm.token(), 0, &Shares::even(5, 1)).unwrap();
+    other.enter(comm.token(), 0, 1, &Shares::even(5, 1)).unwrap();
     let digests = |engine: &mut Engine, comm: &mut dyn Communicator| {
         engine.digests(comm, deadline()).unwrap()
     };

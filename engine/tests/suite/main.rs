@@ -4,6 +4,7 @@
 
 mod checkpoint;
 mod loopback;
+mod matrix;
 mod step;
 mod support;
 mod sync;

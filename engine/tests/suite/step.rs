@@ -43,8 +43,8 @@ fn a_step_is_whole_or_not_at_all() {
     assert!(engine.apply(&verdict[1..]).is_err() && engine.is_prepared());
     let report = engine.apply(&verdict).unwrap();
     assert_eq!((report.step, report.tokens, report.update_skipped), (Step(1), 320, false));
-    let late = engine.prepare(&mut comm, &|| false, deadline()).map(|_| engine.apply(&verdict));
-    let late = late.unwrap().unwrap_err().to_string();
+    engine.prepare(&mut comm, &|| false, deadline()).unwrap();
+    let late = engine.apply(&verdict).unwrap_err().to_string();
     assert_eq!(late, "the verdict is on step 0, the prepared gradient is for step 1");
 }
 
@@ -58,9 +58,9 @@ fn a_rank_keeps_to_the_mesh_that_it_entered() {
     engine.initialize();
     let old = engine.prepare(&mut Solo::new(token(1)), &|| false, deadline());
     assert!(matches!(old, Err(Error::OtherMesh { .. })), "{old:?}");
-    let other = engine.enter(token(3), 0, &Shares::even(4, 1)).unwrap_err().to_string();
+    let other = engine.enter(token(3), 0, 1, &Shares::even(4, 1)).unwrap_err().to_string();
     assert!(other.contains("5 micro-batches"), "{other}");
-    assert!(engine.enter(token(3), 2, &Shares::even(5, 2)).is_err());
+    assert!(engine.enter(token(3), 2, 1, &Shares::even(5, 2)).is_err());
 }
 
 /// Why an engine does not come to train.
@@ -70,10 +70,11 @@ fn check_refused(change: impl FnOnce(&mut Config), expected: &str) {
     dataset(folder.path(), 20_000);
     let mut config = config(folder.path());
     change(&mut config);
-    let refused = Engine::new(config)
-        .and_then(|mut engine| engine.enter(token(1), 0, &Shares::even(5, 1)))
-        .unwrap_err()
-        .to_string();
+    let refused = match Engine::new(config) {
+        Ok(mut engine) => engine.enter(token(1), 0, 1, &Shares::even(5, 1)),
+        Err(error) => Err(error),
+    };
+    let refused = refused.unwrap_err().to_string();
     assert!(refused.contains(expected), "{refused}");
 }
 

@@ -9,7 +9,9 @@ use std::{
 
 use engine::{
     Config, Engine, StepReport,
-    config::{ActivationCheckpoint, Decay, Dtype, LrScheduler, Optimizer, Sharding, Training},
+    config::{
+        ActivationCheckpoint, Decay, Dtype, LrScheduler, Optimizer, Parallelism, Sharding, Training,
+    },
     model::registry,
 };
 use job::{
@@ -78,16 +80,26 @@ pub(crate) fn config(dataset: &Path) -> Config {
             activation_checkpoint: ActivationCheckpoint::None,
         },
         sharding: Sharding::Replicated,
+        parallelism: Parallelism::default(),
         dataset: dataset.to_owned(),
     }
 }
 
-/// An engine that has entered generation 1.
+/// An engine that has entered the generation of the communicator.
 pub(crate) fn enter(config: &Config, comm: &dyn Communicator) -> Engine {
     let mut engine = Engine::new(config.clone()).expect("a sound configuration");
-    let shares = Shares::even(config.micro_batches(), comm.size() as u32);
-    engine.enter(comm.token(), comm.rank(), &shares).expect("a place in the mesh");
+    place(&mut engine, comm);
     engine
+}
+
+/// Puts an engine in its place in the generation of the communicator.
+pub(crate) fn place(engine: &mut Engine, comm: &dyn Communicator) {
+    let config = engine.config();
+    let (micro_batches, ranks) = (config.micro_batches(), comm.size() as u32);
+    let mesh = config.parallelism.mesh.fit(config.sharding, ranks, None);
+    assert_eq!(mesh.ranks(), ranks, "a mesh of all ranks");
+    let shares = Shares::even(micro_batches, mesh.degree());
+    engine.enter(comm.token(), comm.rank(), mesh.stages, &shares).expect("a place in the mesh");
 }
 
 /// One step with its vote.

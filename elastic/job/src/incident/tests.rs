@@ -22,6 +22,7 @@ fn job() -> JobState {
         micro_batches: Some(1),
         total_steps: Step(100),
         sharding: Sharding::Replicated,
+        parallel: Default::default(),
         max_failures: 5,
         max_preemptions: 1_000,
         exact: true,

@@ -4,15 +4,21 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     NodeId,
-    plan::{Member, WorkerRef},
+    mesh::Mesh,
+    plan::{Member, Shard, WorkerRef},
     planner::View,
     report::{WorkerReport, WorkerState},
     state::{JobState, Standing},
 };
 
+/// The best mesh of at most `ranks` ranks, of which there is at least one.
+pub(super) fn mesh(state: &JobState, ranks: u32) -> Mesh {
+    state.spec.parallel.fit(state.spec.sharding, ranks, state.micro_batches)
+}
+
 /// The ranks of the best mesh, in rank order: at most `max_nodes` nodes and no
-/// more ranks than micro-batches, those that hold the training state first; the
-/// rest stands by. Leaving nodes are not in it, except when nobody who stays has
+/// more ranks than the mesh has places, those that hold the training state first,
+/// different parts of it before the same; the rest stands by. Leaving nodes are not in it, except when nobody who stays has
 /// the state: then they hand it over before they go.
 pub(super) fn wanted(state: &JobState, view: &View) -> Vec<Member> {
     let training: BTreeSet<&WorkerRef> = workers_of_plan(state).collect();
@@ -30,18 +36,50 @@ pub(super) fn wanted(state: &JobState, view: &View) -> Vec<Member> {
         let room = nodes.len() < state.spec.max_nodes as usize;
         nodes.contains(&member.worker.node) || (room && nodes.insert(member.worker.node.clone()))
     });
-    let most = state.micro_batches.map_or(usize::MAX, |micro_batches| micro_batches as usize);
+    different_parts_first(state, view, &mut heirs);
     let mut givers: Vec<Member> = Vec::new();
     if !heirs.iter().any(holds) {
         givers.extend(leaving.into_iter().filter(holds));
-        givers.truncate(most.saturating_sub(1));
     }
+    let there = (heirs.len() + givers.len()) as u32;
+    let most = if there == 0 { 0 } else { mesh(state, there).ranks() as usize };
+    givers.truncate(most.saturating_sub(1));
     heirs.truncate(most - givers.len());
     if !heirs.is_empty() {
         heirs.append(&mut givers);
     }
     heirs.sort_by(|a, b| (&a.worker.node, a.slot).cmp(&(&b.worker.node, b.slot)));
     heirs
+}
+
+/// Of members that hold the same part of the state, only the first keeps its
+/// place: a mesh that cannot have all of them shall have every part.
+fn different_parts_first(state: &JobState, view: &View, members: &mut Vec<Member>) {
+    let Some(plan) = state.plan.as_ref().filter(|plan| !plan.members.is_empty()) else { return };
+    let pipelines = plan.members.len() as u32 / plan.stages();
+    let mesh = state.spec.parallel.over(state.spec.sharding, plan.stages(), pipelines);
+    let places: BTreeMap<&WorkerRef, u32> =
+        plan.members.iter().zip(0..).map(|(member, rank)| (&member.worker, rank)).collect();
+    let mut copies: BTreeMap<Shard, usize> = BTreeMap::new();
+    let mut copy = |member: &Member| -> usize {
+        let report = view.worker(state, &member.worker);
+        let trained = report.and_then(|report| report.progress);
+        let shard = match trained.filter(|progress| progress.generation == plan.generation) {
+            Some(_) => places.get(&member.worker).map(|rank| mesh.shard(*rank)),
+            None => report
+                .and_then(|report| report.sealed.as_ref())
+                .filter(|sealed| sealed.position.step().is_some())
+                .map(|sealed| sealed.shard),
+        };
+        let Some(shard) = shard else { return usize::MAX };
+        let copies = copies.entry(shard).or_default();
+        *copies += 1;
+        *copies
+    };
+    let mut keyed: Vec<(usize, Member)> =
+        members.drain(..).map(|member| (copy(&member), member)).collect();
+    keyed.sort_by_key(|(copy, _)| *copy);
+    members.extend(keyed.into_iter().map(|(_, member)| member));
 }
 
 /// How many nodes the members are on.

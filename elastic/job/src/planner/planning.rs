@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::{
     Step,
     command::Command,
+    mesh::Parallel,
     plan::{Member, Plan, Purpose, Stop, WorkerRef},
     planner::{
         Decision, Limits, View, agreement,
-        mesh::{can_save, distinct_nodes, is_leaving, wanted, workers_of_plan},
+        mesh::{can_save, distinct_nodes, is_leaving, mesh, wanted, workers_of_plan},
     },
     report::{WorkerReport, WorkerState},
     shares::Shares,
@@ -59,10 +60,17 @@ pub(super) fn decide(
         Phase::Stopping => Purpose::SaveAndStop,
         _ => Purpose::Train,
     };
-    let shares = (!members.is_empty()).then(|| {
-        let ranks = members.len() as u32;
-        Shares::even(state.micro_batches.unwrap_or(ranks), ranks)
+    let mesh = (!members.is_empty()).then(|| mesh(state, members.len() as u32));
+    let shares = mesh.map(|mesh| {
+        let degree = mesh.degree();
+        Shares::even(state.micro_batches.unwrap_or(degree), degree)
     });
+    let reason = match mesh {
+        Some(mesh) if state.spec.parallel != Parallel::default() => {
+            format!("{}; {mesh}", cause.reason)
+        }
+        _ => cause.reason,
+    };
     decision.commands.push(Command::Plan(Plan {
         era: state.era,
         generation: state.generation().next(),
@@ -71,7 +79,7 @@ pub(super) fn decide(
         key: entropy,
         stop: cause.stop,
         purpose,
-        reason: cause.reason,
+        reason,
         failure: cause.failure,
         reached: reached(state, view),
         last_step: view.last_step.min(view.clock),

@@ -189,16 +189,15 @@ fn live(donors: &[Donor], ranks: usize, step: Step) -> Option<(Restore, String)>
         donors.iter().filter(|donor| donor.holds(step, verdict.as_ref())).collect();
     // Ranks may have been cut off while the state was moving from one layout to
     // another: either will do.
-    let mut first: BTreeMap<(u32, u32), u32> = BTreeMap::new();
+    let mut first: BTreeMap<Shard, u32> = BTreeMap::new();
     for donor in &holders {
-        let Shard { index, of } = donor.answer.shard;
-        first.entry((of, index)).or_insert(donor.rank);
+        first.entry(donor.answer.shard).or_insert(donor.rank);
     }
-    let layouts: BTreeSet<u32> = first.keys().map(|(of, _)| *of).collect();
-    let sources = layouts.into_iter().find_map(|of| {
+    let layouts: BTreeSet<(u32, u32)> = first.keys().map(|s| (s.of, s.stages)).collect();
+    let sources = layouts.into_iter().find_map(|(of, stages)| {
         let source = |index| {
-            let rank = *first.get(&(of, index))?;
-            Some(Source { rank, shard: Shard { index, of } })
+            let shard = Shard { index, of, stages };
+            Some(Source { rank: *first.get(&shard)?, shard })
         };
         (0..of).map(source).collect::<Option<Vec<Source>>>()
     })?;

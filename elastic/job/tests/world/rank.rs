@@ -422,7 +422,7 @@ impl Sim {
                 }
             };
             let shard = match zero {
-                true => Shard { index: rank as u32, of: mesh.len() as u32 },
+                true => Shard { index: rank as u32, of: mesh.len() as u32, stages: 1 },
                 false => Shard::WHOLE,
             };
             let until = now + self.random.range(10, 120);

@@ -89,6 +89,7 @@ impl Sim {
             micro_batches: random.percent(70).then_some(8),
             total_steps: Step(random.range(40, 160)),
             sharding: if random.percent(30) { Sharding::Zero1 } else { Sharding::Replicated },
+            parallel: Default::default(),
             max_failures: 1_000,
             max_preemptions: 1_000,
             exact: true,

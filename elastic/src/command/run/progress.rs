@@ -326,6 +326,7 @@ mod tests {
             micro_batches: None,
             total_steps: Step(100),
             sharding: Sharding::Zero1,
+            parallel: Default::default(),
             max_failures: 5,
             max_preemptions: 5,
             exact: true,

@@ -162,3 +162,32 @@ fn nodes_with_several_slots_count_once() {
     world.pass(5_000);
     check(&mut world, &["admit n2", "plan 1 [n1 n1 n2] now: founded with 3 ranks"]);
 }
+
+#[test]
+fn a_lost_pipeline_leaves_every_stage_with_somebody() {
+    // Two pipelines of two stages: n1 and n2 hold the first stage, n3 and n4 the second.
+    let mut world = World::training(4, |spec| {
+        spec.parallel = crate::mesh::Parallel { stages: 2, layers: 4, ..Default::default() };
+    });
+    let shares = |world: &World| {
+        let plan = world.state.plan.as_ref().expect("a plan");
+        (plan.stages(), plan.shares.as_ref().map_or(0, crate::shares::Shares::ranks))
+    };
+    assert_eq!((world.members(), shares(&world)), (vec![1, 2, 3, 4], (2, 2)));
+    world.kill_worker(4);
+    world.follow();
+    assert_eq!((world.members(), shares(&world)), (vec![1, 3], (2, 1)), "n2 stands by");
+    let reason = world.state.plan.as_ref().map(|plan| plan.reason.clone()).unwrap_or_default();
+    assert!(reason.ends_with("; pp 2 × dp_replicate 1 × dp_shard 1"), "{reason}");
+}
+
+#[test]
+fn a_pipeline_that_cannot_be_formed_is_split_again() {
+    let mut world = World::training(3, |spec| {
+        spec.parallel = crate::mesh::Parallel { stages: 3, layers: 4, ..Default::default() };
+    });
+    world.kill_worker(2);
+    world.follow();
+    let plan = world.state.plan.as_ref().expect("a plan");
+    assert_eq!((world.members(), plan.stages()), (vec![1, 3], 2));
+}

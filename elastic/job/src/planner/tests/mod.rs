@@ -62,6 +62,7 @@ impl World {
             micro_batches: Some(8),
             total_steps: Step(LAST),
             sharding: Sharding::Replicated,
+            parallel: Default::default(),
             max_failures: 5,
             max_preemptions: 1_000,
             exact: true,

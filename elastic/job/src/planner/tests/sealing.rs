@@ -116,7 +116,7 @@ fn sharded(shards: [(Position, u32, u32); 2]) -> World {
                 position,
                 lineage: Some((Era(1), Generation(1))),
                 verdict: matches!(position, Open(_)).then(|| vec![7]),
-                shard: Shard { index, of },
+                shard: Shard { index, of, stages: 1 },
             },
         );
     }
