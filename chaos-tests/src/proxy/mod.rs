@@ -5,6 +5,8 @@
 //! stream between two nodes passes here, and can be dropped, delayed, throttled,
 //! cut in one direction or held half open, for control and for tensors apart.
 //!
+//! [`Wires`] is the other way: the kernel's own network, for root.
+//!
 //! What a real network does and this one does not: an address whose node is down
 //! accepts a stream and then ends it, instead of refusing it. So a dead agent is
 //! found by its silence, not by its reset connection.
@@ -13,6 +15,7 @@ mod owner;
 mod rules;
 mod tcp;
 mod udp;
+mod wires;
 
 use std::{
     io,
@@ -27,6 +30,7 @@ use std::{
 use crate::harness::Place;
 use rules::Rules;
 pub use rules::{Condition, Plane};
+pub use wires::Wires;
 
 /// Both planes.
 pub const BOTH: [Plane; 2] = [Plane::Control, Plane::Tensors];

@@ -8,7 +8,7 @@ use chaos_tests::harness::{Fault, Random, Run, Setup};
 use crate::{LIMIT, quietly, real};
 
 /// How long the steps should take in all: enough for every fault, on any machine.
-const TRAINING_SECONDS: f64 = 30.0;
+const TRAINING_SECONDS: f64 = 20.0;
 
 /// The smallest steps that still split unevenly over three nodes.
 fn small(name: &'static str, nodes: u32, steps: u64) -> Setup {
@@ -17,10 +17,10 @@ fn small(name: &'static str, nodes: u32, steps: u64) -> Setup {
 
 /// As many steps as fill the time at this machine's present pace.
 fn steps_that_fit() -> u64 {
-    let mut run = Run::start(small("real-pace", 1, 20));
+    let mut run = Run::start(small("real-pace", 1, 12));
     run.finish(LIMIT);
     let pace = run.history().pace().as_secs_f64();
-    ((TRAINING_SECONDS / pace.max(1e-4)) as u64).clamp(160, 1200)
+    ((TRAINING_SECONDS / pace.max(1e-4)) as u64).clamp(90, 1200)
 }
 
 #[test]

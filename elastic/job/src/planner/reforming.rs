@@ -12,7 +12,7 @@ fn wanted(state: &JobState, view: &View) -> Option<Reforming> {
     if !state.spec.checkpoints {
         return Some(Reforming::off("no checkpoints are saved (checkpoint.enable = false)"));
     }
-    let mut known = true;
+    let mut known = state.live_nodes().next().is_some();
     for (name, node) in state.live_nodes() {
         let heard = view.heard.get(name).filter(|heard| heard.report.boot == node.boot);
         match heard.and_then(|heard| heard.report.shared) {
