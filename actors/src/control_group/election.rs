@@ -52,6 +52,21 @@ impl Turns {
     }
 }
 
+/// More voters than any change of membership leaves behind: a dead one stays until
+/// another has its vote (`job::voters`).
+const MOST_RANKS: usize = 32;
+
+/// Ticks of silence before the voter of this rank asks for votes.
+pub(super) fn ticks(shortest: usize, rank: usize) -> usize {
+    // Raft stops the process over a timeout beyond its own limit.
+    shortest + 2 * rank.min(MOST_RANKS)
+}
+
+/// Raft's own limit: every timeout is below.
+pub(super) fn limit(shortest: usize) -> usize {
+    ticks(shortest, MOST_RANKS) + 1
+}
+
 /// Position of `id` among `ids` in ascending order.
 pub(super) fn rank<'a>(id: u64, ids: impl Iterator<Item = &'a u64>) -> Option<usize> {
     let (mut below, mut found) = (0, false);
@@ -77,6 +92,15 @@ mod tests {
             turned.extend((0..400).filter(|&ms| !turns.over(at(ms)) && turns.take(at(ms))));
         }
         assert_eq!(turned, expected);
+    }
+
+    #[test]
+    fn every_rank_stays_within_the_limits_of_raft() {
+        let most = limit(10);
+        for rank in 0..100 {
+            assert!((10..most).contains(&ticks(10, rank)), "rank {rank}");
+        }
+        assert!((1..5).all(|rank| ticks(10, rank) > ticks(10, rank - 1)));
     }
 
     #[test]

@@ -36,7 +36,7 @@ impl<S: StateMachine> Member<S> {
     pub(super) fn fix_election_timeout(&mut self) {
         let voters = self.voters();
         if let Some(rank) = election::rank(self.id, voters.iter()) {
-            let ticks = self.options.election_ticks + 2 * rank;
+            let ticks = election::ticks(self.options.election_ticks, rank);
             self.raft.raft.set_randomized_election_timeout(ticks);
         }
     }

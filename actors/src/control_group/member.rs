@@ -18,7 +18,7 @@ use raft::{RawNode, SnapshotStatus, StateRole};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast, mpsc, oneshot, watch};
 
 use super::disk::{Disk, LogWriter};
-use super::election::Turns;
+use super::election::{self, Turns};
 use super::error::{ChangeError, ProposeError};
 use super::handle::{
     Applied, AppliedReceiver, Handle, Inner, Proposed, Role, Snapshot, Status, Ticket, Tickets,
@@ -201,6 +201,7 @@ fn config(id: u64, applied: u64, options: &Options) -> raft::Config {
         id,
         applied,
         election_tick: options.election_ticks,
+        max_election_tick: election::limit(options.election_ticks),
         heartbeat_tick: 2.min(options.election_ticks.saturating_sub(1)).max(1),
         pre_vote: true,
         check_quorum: true,
@@ -233,16 +234,20 @@ fn first_status(id: u64) -> Status {
     }
 }
 
-/// Runs the member to its end. Raft panics on what it takes for impossible, a
-/// peer that acknowledged entries and then lost them for one: that ends this
-/// member and is told, and the process lives on.
-fn serve<S: StateMachine>(mut member: Member<S>, inputs: &Receiver<Input<S>>) {
-    let end = catch_unwind(AssertUnwindSafe(|| member.run(inputs))).unwrap_or_else(|panic| {
+/// Raft panics on what it takes for impossible, a peer that acknowledged entries
+/// and then lost them for one: that ends this member and is told, and the process
+/// lives on.
+pub(super) fn guard<T>(turn: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(turn)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
         Err(format!("Raft stopped: {}", text.unwrap_or("no reason given")))
-    });
-    if let Err(failure) = end {
+    })
+}
+
+/// Runs the member to its end.
+fn serve<S: StateMachine>(mut member: Member<S>, inputs: &Receiver<Input<S>>) {
+    if let Err(failure) = guard(|| member.run(inputs)) {
         tracing::error!(member = member.id, "the control group member stopped: {failure}");
         member.status.send_modify(|s| s.failure = Some(failure.into()));
     }

@@ -52,6 +52,12 @@ impl<S: StateMachine> Member<S> {
         let conf = ConfChange::parse_from_bytes(&entry.data)
             .map_err(|e| format!("entry {} is no membership change: {e}", entry.index))?;
         let result = self.raft.apply_conf_change(&conf);
+        // Elected while its own removal was under way: Raft would stop the process
+        // over a leader that is no voter.
+        if self.leads() && !self.voters().contains(&self.id) {
+            let term = self.raft.raft.term;
+            self.raft.raft.become_follower(term, 0);
+        }
         let done = self.change.take_if(|p| conf_change(p.change) == conf);
         if let Err(error) = &result {
             tracing::warn!(index = entry.index, %error, "a membership change was refused");

@@ -161,11 +161,15 @@ impl<S: StateMachine> Stepped<S> {
             return Err(failure.clone());
         }
         let at = self.epoch + now;
-        for input in self.inputs.try_iter() {
-            self.member.handle(input);
-        }
-        self.member.pass(at);
-        match self.member.look(at) {
+        let (member, inputs) = (&mut self.member, &self.inputs);
+        let turned = member::guard(|| {
+            for input in inputs.try_iter() {
+                member.handle(input);
+            }
+            member.pass(at);
+            member.look(at)
+        });
+        match turned {
             Ok(next) => Ok(next.saturating_duration_since(self.epoch)),
             Err(why) => {
                 self.failure = Some(why.clone());
