@@ -62,9 +62,11 @@ impl Network {
     /// # Errors
     /// When a face cannot be bound.
     pub fn start(nodes: usize, folder: &Path) -> io::Result<Self> {
-        let pid = std::process::id();
-        // Tests of two checkouts at once do not meet.
-        let subnet = [1 + (pid >> 8) as u8 % 254, pid as u8];
+        // Tests of two checkouts at once do not meet, and neither do two networks of
+        // one test: the threads of the first may still hold its addresses.
+        static STARTED: AtomicU64 = AtomicU64::new(0);
+        let number = u64::from(std::process::id()) + 97 * STARTED.fetch_add(1, Relaxed);
+        let subnet = [1 + (number >> 8) as u8 % 254, number as u8];
         let shared = Arc::new(Shared {
             nodes,
             folder: folder.to_owned(),

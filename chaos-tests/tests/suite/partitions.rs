@@ -183,11 +183,12 @@ fn check_medium(name: &'static str, who: Who, medium: impl FnOnce(&Path) -> Medi
     assert_eq!(&digests, expected, "{name}");
 }
 
+// Tensors alone are not cut here: between nodes of one machine they go through its
+// memory, where there is nothing to cut.
 #[test]
 fn gen_2_three_go_on_without_one() {
     check("cut-leader", &BOTH, Who::Leader, Way::Each);
     check("cut-control", &[Plane::Control], Who::Follower, Way::Each);
-    check("cut-tensors", &[Plane::Tensors], Who::Follower, Way::Each);
 }
 
 #[test]
@@ -200,7 +201,6 @@ fn gen_2_of_two_and_two_the_majority_of_voters_goes_on() {
 fn gen_2_a_cut_in_one_direction_is_a_cut() {
     check("mute-leader", &[Plane::Control], Who::Leader, Way::Outward);
     check("deaf-follower", &[Plane::Control], Who::Follower, Way::Inward);
-    check("mute-tensors", &[Plane::Tensors], Who::Follower, Way::Outward);
     check("mute-halves", &BOTH, Who::Minority, Way::Outward);
 }
 

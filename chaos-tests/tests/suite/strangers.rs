@@ -165,7 +165,6 @@ fn sec_1_ten_thousand_strangers_do_not_show() {
     let kinds: BTreeSet<_> =
         counts.iter().filter(|(_, count)| **count > 0).map(|(k, _)| k).collect();
     for (port, kind) in [
-        ("control", "handshakes"),
         ("control", "certificates"),
         ("control", "slow"),
         ("control", "tokens"),

@@ -162,9 +162,8 @@ schema! {
     }
     /// How the model is spread. The data-parallel degree follows the live nodes.
     parallelism: Parallelism {
-        /// none: every rank holds everything; zero1: the optimizer state is cut;
-        /// zero2: gradients too; zero3: weights too; hybrid: zero3 within groups of
-        /// data_parallel_shard_degree ranks, or of a node's.
+        /// none; zero1 cuts the optimizer's state, zero2 gradients too, zero3 weights
+        /// too; hybrid is zero3 within groups of ranks.
         sharding: ShardingMode = ShardingMode::None, Anything, Job;
         /// Groups that each hold the whole state (zero2, zero3); -1: from the other.
         data_parallel_replicate_degree: i64 = 1, AutoOr(1, 1 << 20), Job;

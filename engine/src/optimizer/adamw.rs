@@ -226,7 +226,9 @@ mod tests {
             optimizer.apply(Update { scale: 1.0, clip: 1.0, ..update(number) }, w, m, v, g);
         }
         for (own, torch) in state.iter().flatten().zip(expected.as_flattened()) {
-            assert!((own - torch).abs() <= 4.0 * f32::EPSILON * torch.abs(), "{own}, not {torch}");
+            // Moments of terms that cancel are small sums of larger ones.
+            let within = 4.0 * f32::EPSILON * torch.abs().max(0.05);
+            assert!((own - torch).abs() <= within, "{own}, not {torch}");
         }
     }
 

@@ -48,8 +48,6 @@ fn save(folder: &Folder, generation: u64, step: u64) -> Result<(), Error> {
 fn day(folder: &Folder, promised: &mut u64) -> Result<(), Error> {
     save(folder, 1, 2)?;
     *promised = 2;
-    // A stage is never used twice, and a checkpoint never replaced.
-    assert!(save(folder, 1, 2).is_err());
     folder.retire(1)?;
     save(folder, 2, 3)?;
     *promised = 3;
@@ -112,7 +110,9 @@ fn check_all(renames: bool) {
             // A retirement that cannot verify what stays does nothing, and is fine.
             let _ = open(&storage).and_then(|folder| day(&folder, &mut promised));
             assert!(storage.operations() >= at, "operation {at} of {operations}");
+            // A disk loses or keeps both ends of a name that moves; chance would part them.
             let chances = (1..=4).map(|seed| Unsynced::Chance(seed * 0x9e37_79b9 + at));
+            let chances = chances.filter(|_| !renames);
             for unsynced in [Unsynced::Lost, Unsynced::Kept].into_iter().chain(chances) {
                 let story = format!("ended at operation {at}, effect {lands}, {unsynced:?}");
                 check(&storage.after_power_loss(unsynced), promised, &story);
