@@ -77,10 +77,12 @@ pub(crate) fn hold(memory: OwnedFd) -> io::Result<()> {
             page.word().store(thread_id() | WAITERS, Ordering::Release);
             wake(&page);
         });
-        let failed = taken.is_err();
+        let holds = taken.is_ok();
         let _ = held.send(taken);
-        while !failed {
-            std::thread::park();
+        if holds {
+            loop {
+                std::thread::park();
+            }
         }
     })?;
     answer.recv().map_err(|_| io::Error::other("the thread that holds it ended"))?
