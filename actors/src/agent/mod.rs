@@ -52,6 +52,9 @@ pub struct Options {
     pub advertise: Option<SocketAddr>,
     /// Port of the first worker's tensor connections, the others follow; 0 is any.
     pub tensor_port: u16,
+    /// Whether workers share memory with those of the same machine, or talk to
+    /// them over TCP too.
+    pub shares_memory: bool,
     /// Nodes to join, HOST:PORT each; empty to found. Names are looked up at each
     /// try: machines come and go.
     pub join: Vec<String>,

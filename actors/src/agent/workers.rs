@@ -218,6 +218,7 @@ impl State {
                     checkpoint_folder: path(&self.options.checkpoint_folder),
                     bind: self.tensors(slot),
                     advertise: self.address.ip(),
+                    shares_memory: self.options.shares_memory,
                 });
                 self.slots.started(slot, worker, handle);
             }

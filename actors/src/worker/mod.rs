@@ -140,6 +140,7 @@ fn borrowed(fd: i32) -> BorrowedFd<'static> {
 struct Tensors {
     bind: SocketAddr,
     advertise: IpAddr,
+    shares_memory: bool,
 }
 
 /// The first message as a value.
@@ -155,12 +156,13 @@ fn start_of(message: ToWorker) -> Option<(Start, Tensors)> {
             checkpoint_folder,
             bind,
             advertise,
+            shares_memory,
         } => {
             let (dump_folder, checkpoint_folder) = (dump_folder.into(), checkpoint_folder.into());
             let spec = *spec;
             Some((
                 Start { spec, config, node, worker, slot, dump_folder, checkpoint_folder },
-                Tensors { bind, advertise },
+                Tensors { bind, advertise, shares_memory },
             ))
         }
         _ => None,

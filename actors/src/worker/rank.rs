@@ -151,6 +151,7 @@ pub(super) async fn serve(stream: UnixStream, factory: impl Factory) -> ExitCode
             return ExitCode::FAILURE;
         }
     };
+    let listener = if tensors.shares_memory { listener } else { listener.over_tcp_only() };
     let (orders, inbox) = blocking::channel();
     let (ended, end) = oneshot::channel();
     let state = State {

@@ -123,8 +123,10 @@ fn check(name: &'static str, planes: &'static [Plane], who: Who, way: Way) {
 fn check_medium(name: &'static str, who: Who, medium: impl FnOnce(&Path) -> Medium) {
     let expected = quiet();
     let mut network = None;
-    // A collective that hangs is given up after this time.
-    let arguments = vec!["--elastic.step_timeout_s=3".to_owned()];
+    // A collective that hangs is given up after this time. Memory that the nodes of
+    // one machine share cannot be cut.
+    let arguments = ["--elastic.step_timeout_s=3", "--elastic.tensor_transport=tcp"];
+    let arguments = arguments.map(str::to_owned).to_vec();
     let setup = Setup { arguments, ..fake(name, NODES as u32, 20) };
     let mut run = Run::start_each(setup, |folder| {
         let medium = medium(folder);
@@ -183,24 +185,25 @@ fn check_medium(name: &'static str, who: Who, medium: impl FnOnce(&Path) -> Medi
     assert_eq!(&digests, expected, "{name}");
 }
 
-// Tensors alone are not cut here: between nodes of one machine they go through its
-// memory, where there is nothing to cut.
 #[test]
 fn gen_2_three_go_on_without_one() {
     check("cut-leader", &BOTH, Who::Leader, Way::Each);
     check("cut-control", &[Plane::Control], Who::Follower, Way::Each);
+    check("cut-tensors", &[Plane::Tensors], Who::Follower, Way::Each);
 }
 
 #[test]
 fn gen_2_of_two_and_two_the_majority_of_voters_goes_on() {
     check("halves", &BOTH, Who::Minority, Way::Each);
     check("halves-control", &[Plane::Control], Who::Majority, Way::Each);
+    check("halves-tensors", &[Plane::Tensors], Who::Majority, Way::Each);
 }
 
 #[test]
 fn gen_2_a_cut_in_one_direction_is_a_cut() {
     check("mute-leader", &[Plane::Control], Who::Leader, Way::Outward);
     check("deaf-follower", &[Plane::Control], Who::Follower, Way::Inward);
+    check("mute-tensors", &[Plane::Tensors], Who::Follower, Way::Outward);
     check("mute-halves", &BOTH, Who::Minority, Way::Outward);
 }
 

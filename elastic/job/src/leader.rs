@@ -15,6 +15,7 @@ use std::{
 use crate::{
     Era, Generation, NodeId, Step, StoreId, WorkerId,
     command::Event,
+    links::{self, Links},
     plan::Timestamp,
     planner::{self, Decision, Effect, Heard, Limits, View},
     report::{NodeReport, WorkerState},
@@ -87,6 +88,9 @@ pub struct Leader {
     newest_step: Step,
     /// The newest generation that was decided on.
     planned: Generation,
+    /// The nodes of the newest generation.
+    mesh: Vec<NodeId>,
+    links: Links,
 }
 
 impl Leader {
@@ -102,6 +106,7 @@ impl Leader {
             quiet_since: now,
             evicted_at: now,
             accused_since: None,
+            trust: BTreeMap::new(),
             last_step: clock,
             verified: BTreeMap::new(),
             late: false,
@@ -118,6 +123,8 @@ impl Leader {
             discarded: BTreeSet::new(),
             newest_step: Step(0),
             planned: Generation(0),
+            mesh: Vec::new(),
+            links: Links::default(),
         }
     }
 
@@ -185,8 +192,11 @@ impl Leader {
     /// Takes note of what became a fact.
     pub fn applied(&mut self, event: &Event, at: Moment) {
         match event {
-            Event::NodeEvicted { node, .. } | Event::NodeRefused { node, .. } => {
+            Event::NodeEvicted { node, cause, .. } | Event::NodeRefused { node, cause, .. } => {
                 self.view.evicted_at = at.now;
+                if cause.starts_with(links::BROKEN) {
+                    self.links.broke(node, at.now);
+                }
                 // Whoever speaks under this name next speaks for itself.
                 let heard = self.view.heard.remove(node);
                 if heard.is_some_and(|heard| !ready(&heard.report).1.is_empty()) {
@@ -197,6 +207,8 @@ impl Leader {
                 self.view.evicted_at = at.now;
                 self.view.quiet_since = at.now;
             }
+            Event::Planned { mesh, .. } => self.mesh.clone_from(mesh),
+            Event::Resumed { .. } => self.links.hold(&self.mesh),
             Event::CheckpointCommitted { step, .. } => {
                 self.working_on.remove(step);
             }
@@ -217,6 +229,7 @@ impl Leader {
             return None;
         }
         self.refresh(state, at);
+        self.view.trust = self.links.trust(at.now, limits.settle_max);
         let mut decision = planner::decide(state, &self.view, limits, entropy);
         self.proposing = !decision.commands.is_empty();
         decision.effects.retain(|effect| match effect {

@@ -98,6 +98,7 @@
 //!     quiet_since: now,
 //!     evicted_at: now,
 //!     accused_since: None,
+//!     trust: BTreeMap::new(),
 //!     last_step: Timestamp(0),
 //!     verified: BTreeMap::new(),
 //!     late: false,
@@ -130,6 +131,7 @@ pub mod estimate;
 pub mod ids;
 pub mod incident;
 pub mod leader;
+pub mod links;
 pub mod mesh;
 pub mod message;
 pub mod model;

@@ -88,6 +88,8 @@ pub enum ToWorker {
         bind: SocketAddr,
         /// Under which address the other workers reach that port.
         advertise: std::net::IpAddr,
+        /// Whether its tensors may go through memory that it shares with others.
+        shares_memory: bool,
     },
     /// It may vote and apply until then, on the clock that counts suspended time.
     Lease {

@@ -241,6 +241,9 @@ schema! {
         step_timeout_s: f64 = 60.0, Above(0.0, 86_400.0), Job;
         /// tree: the same bits on any mesh (TRAJ-1).
         reduction: Reduction = Reduction::Tree, Anything, Identity;
+        /// How this node's tensors reach the ranks of the same machine: auto takes
+        /// shared memory where there is some, tcp never.
+        tensor_transport: TensorTransport = TensorTransport::Auto, Anything, Node;
         /// The worker program; unset: elastic-worker beside elastic.
         worker_bin: Option<String> = None, NonEmpty, Node;
     }
@@ -430,6 +433,16 @@ pub enum Reduction {
     Tree,
 }
 choices!(Reduction { Reduction::Tree = "tree" });
+
+/// Ways of tensors between ranks of one machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TensorTransport {
+    /// Through shared memory where there is some.
+    Auto,
+    /// Over TCP, as between machines.
+    Tcp,
+}
+choices!(TensorTransport { TensorTransport::Auto = "auto", TensorTransport::Tcp = "tcp" });
 
 impl Key {
     /// `section.name`.

@@ -83,6 +83,11 @@ fn every_problem_names_place_key_value_and_remedy() {
         "job.toml:2: lr_scheduler.decay_type = \"cubic\": must be linear or sqrt or cosine",
     );
     refuse(
+        "[elastic]\ntensor_transport = \"rdma\"",
+        &[],
+        "job.toml:2: elastic.tensor_transport = \"rdma\": must be auto or tcp",
+    );
+    refuse(
         "[elastic]\nworker_bin = 3",
         &[],
         "job.toml:2: elastic.worker_bin = 3: must be text that is not empty, or unset",
@@ -296,6 +301,7 @@ fn the_digest_covers_the_trajectory() {
         "--job.dump_folder=x",
         "--elastic.min_nodes=3",
         "--elastic.failure_budget_ms=5000",
+        "--elastic.tensor_transport=tcp",
         "--metrics.log_freq=1",
         "--checkpoint.interval=3",
         "--training.dataset_path=elsewhere",

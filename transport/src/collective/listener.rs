@@ -146,7 +146,8 @@ impl Listener {
     }
 
     /// Ranks of one machine talk over TCP as well: for measurements, and where
-    /// memory must not be shared. All ranks of a mesh decide the same.
+    /// memory must not be shared. It goes for this rank; others of the machine may
+    /// share theirs.
     #[must_use]
     pub fn over_tcp_only(mut self) -> Self {
         self.shares_memory = false;
@@ -217,9 +218,7 @@ impl Listener {
                 let origin = Origin { key, addresses, bind, names, shares_memory, children: 0 };
                 let mut mesh =
                     HostMesh::new(token, rank, streams, abort.clone(), lingering, origin);
-                if self.shares_memory {
-                    mesh.find_neighbours(deadline)?;
-                }
+                mesh.find_neighbours(deadline)?;
                 Ok(mesh)
             }
             Err(error) => {

@@ -22,7 +22,7 @@ impl HostMesh {
     }
 
     fn meet_neighbours(&mut self, deadline: Instant) -> Result<(), Error> {
-        let door = Door::open().ok();
+        let door = self.origin.shares_memory.then(Door::open).and_then(Result::ok);
         let mut said = [0; SAID];
         if let (Some(door), Some(host)) = (&door, host()) {
             said[..HOST].copy_from_slice(&host);
@@ -66,7 +66,7 @@ impl HostMesh {
             self.local = Some(Local { door, neighbours, meetings: 0, regions: Vec::new() });
         }
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        self.wire.spins = group.len() <= processors;
+        self.wire.spins = (1..=processors).contains(&group.len());
         Ok(())
     }
 

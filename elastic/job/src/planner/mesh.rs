@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     NodeId,
+    links::Trust,
     mesh::Mesh,
     plan::{Member, Shard, WorkerRef},
     planner::View,
@@ -115,7 +116,8 @@ fn ready(state: &JobState, view: &View) -> Vec<Member> {
         planned.entry(&member.worker.node).or_default().push(member);
     }
     let mut ready: Vec<Member> = Vec::new();
-    for (name, node) in state.live_nodes() {
+    let trusted = |name: &NodeId| view.trust.get(name) != Some(&Trust::Apart);
+    for (name, node) in state.live_nodes().filter(|(name, _)| trusted(name)) {
         let Some(heard) = view.heard.get(name).filter(|heard| heard.report.boot == node.boot)
         else {
             // A leader that has just begun has not heard everybody yet: who trains

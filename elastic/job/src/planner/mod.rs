@@ -20,6 +20,7 @@ use std::{
 use crate::{
     Era, Generation, NodeId, Step,
     command::Command,
+    links::Trust,
     plan::{Timestamp, WorkerRef},
     report::{NodeReport, ShardSaved, WorkerReport},
     state::JobState,
@@ -54,6 +55,8 @@ pub struct View {
     pub evicted_at: Duration,
     /// Since when a member reports a broken connection in the newest generation.
     pub accused_since: Option<Duration>,
+    /// Nodes whose connections kept breaking (LS-2).
+    pub trust: BTreeMap<NodeId, Trust>,
     /// When the leader last heard of a new step.
     pub last_step: Timestamp,
     /// What verifying a checkpoint found.

@@ -1,10 +1,11 @@
 //! When a new generation begins and who is in it (GN-1).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use crate::{
     Step,
     command::Command,
+    links,
     mesh::Parallel,
     plan::{Member, Plan, Purpose, Stop, WorkerRef},
     planner::{
@@ -39,13 +40,13 @@ pub(super) fn decide(
             decision.waiting.get_or_insert_with(|| "waiting for starting nodes".into());
             return decision;
         }
-        Cause::Evict(member, cause) => {
-            decision.commands.push(Command::Evict {
-                node: member.worker.node,
-                incarnation: member.worker.incarnation,
-                cause,
+        Cause::Evict(workers, cause) => {
+            decision.commands.extend(workers.into_iter().map(|worker| Command::Evict {
+                node: worker.node,
+                incarnation: worker.incarnation,
+                cause: cause.clone(),
                 at: view.clock,
-            });
+            }));
             return decision;
         }
         Cause::Plan(cause) => cause,
@@ -92,7 +93,7 @@ pub(super) fn decide(
 enum Cause {
     None,
     Settling,
-    Evict(Member, String),
+    Evict(Vec<WorkerRef>, String),
     Plan(Because),
 }
 
@@ -140,15 +141,15 @@ fn cause(state: &JobState, view: &View, limits: &Limits, wanted: &[Member], enou
     let broken =
         view.accused_since.is_some_and(|since| view.now.saturating_sub(since) >= limits.accusation);
     if broken && state.is_sealed() {
-        if state.failures_in_a_row >= PATIENCE_WITH_LINKS
-            && !view.late
-            && let Some(member) = worst_linked(state, view, plan)
-        {
-            let cause = format!(
-                "its tensor connections broke in {} generations in a row",
-                state.failures_in_a_row
-            );
-            return Cause::Evict(member, cause);
+        let cause = match state.failures_in_a_row {
+            times @ PATIENCE_WITH_LINKS.. => {
+                format!("{} in {times} generations in a row", links::BROKEN)
+            }
+            _ => format!("{} again", links::BROKEN),
+        };
+        let worst = worst_linked(state, view, plan);
+        if !worst.is_empty() && !view.late {
+            return Cause::Evict(worst, cause);
         }
         return because(Stop::Now, true, "a tensor connection broke between live ranks".into());
     }
@@ -285,9 +286,10 @@ fn reached(state: &JobState, view: &View) -> Step {
 /// of a broken connection has to go: a first break may be a hiccup.
 const PATIENCE_WITH_LINKS: u32 = 2;
 
-/// LS-2: of members that accuse each other and all look alive, the one with the
-/// most broken connections goes, of equals the one with the higher id.
-fn worst_linked(state: &JobState, view: &View, plan: &Plan) -> Option<Member> {
+/// LS-2: of members that accuse each other and all look alive, those with the most
+/// broken connections go, of equals the one with the higher id, so that no broken
+/// connection is left.
+fn worst_linked(state: &JobState, view: &View, plan: &Plan) -> Vec<WorkerRef> {
     let mut broken: BTreeSet<(usize, usize)> = BTreeSet::new();
     for (rank, member) in plan.members.iter().enumerate() {
         let accused = view.worker(state, &member.worker).and_then(|report| report.accuses);
@@ -300,10 +302,17 @@ fn worst_linked(state: &JobState, view: &View, plan: &Plan) -> Option<Member> {
             }
         }
     }
-    let mut links: BTreeMap<usize, usize> = BTreeMap::new();
-    for rank in broken.iter().flat_map(|(a, b)| [*a, *b]) {
-        *links.entry(rank).or_default() += 1;
+    let on_probation = |rank: usize| view.trust.contains_key(&plan.members[rank].worker.node);
+    if state.failures_in_a_row < PATIENCE_WITH_LINKS {
+        broken.retain(|(a, b)| on_probation(*a) || on_probation(*b));
     }
-    let worst = links.into_iter().max_by_key(|(rank, broken)| (*broken, *rank));
-    worst.map(|(rank, _)| plan.members[rank].clone())
+    let mut worst: Vec<WorkerRef> = Vec::new();
+    for rank in links::cover(broken, on_probation) {
+        let worker = &plan.members[rank].worker;
+        // The workers of a node go together.
+        if worst.iter().all(|gone| gone.node != worker.node) {
+            worst.push(worker.clone());
+        }
+    }
+    worst
 }

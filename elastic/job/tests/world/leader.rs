@@ -58,6 +58,7 @@ impl Leader {
             quiet_since: now,
             evicted_at: now,
             accused_since: None,
+            trust: BTreeMap::new(),
             last_step: Timestamp(at * 1000),
             verified: BTreeMap::new(),
             late: false,

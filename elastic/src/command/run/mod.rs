@@ -21,7 +21,7 @@ use crate::{
     cli::RunArgs,
     config::{
         Config, Resolved,
-        schema::{Reduction, Scope},
+        schema::{Reduction, Scope, TensorTransport},
     },
     exit::Exit,
     launch::{self, STANDALONE},
@@ -210,6 +210,7 @@ fn options(args: &RunArgs, config: &Config) -> Result<Options, String> {
         listen,
         advertise,
         tensor_port: args.tensor_port.unwrap_or(0),
+        shares_memory: config.elastic.tensor_transport == TensorTransport::Auto,
         join: args.join.clone(),
         token: args.token.clone(),
         founds,

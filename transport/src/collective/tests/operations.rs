@@ -280,6 +280,21 @@ fn sub_communicators_of_a_mesh_are_made_together_and_name_ranks_of_the_mesh() {
 }
 
 #[test]
+fn a_rank_that_shares_no_memory_is_reached_over_tcp() {
+    let listeners = [listener(), listener().over_tcp_only(), listener()];
+    let sums = with_listeners(&listeners, 1, |mut mesh, _| {
+        let shares: Vec<_> = (0..3).map(|rank| mesh.shares_memory_with(rank)).collect();
+        let expected = [[false, false, true], [false; 3], [true, false, false]];
+        assert_eq!(shares, expected[mesh.rank()]);
+        let mut buffer = mesh.allocate(Dtype::F32, 100_000, soon()).unwrap();
+        buffer.typed_mut::<f32>().unwrap().fill(mesh.rank() as f32);
+        mesh.all_reduce(Reduce::Sum, buffer.view_mut(), soon()).unwrap();
+        buffer.typed::<f32>().unwrap().to_vec()
+    });
+    assert!(sums.iter().flatten().all(|sum| *sum == 3.0));
+}
+
+#[test]
 fn work_that_was_started_comes_before_later_calls() {
     with_ranks(3, true, |mesh| {
         let mut overlapped = Overlapped::new(mesh).unwrap();

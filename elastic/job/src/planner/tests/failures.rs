@@ -170,6 +170,51 @@ fn ls_2_a_link_that_stays_broken_costs_the_worse_linked_end() {
 }
 
 #[test]
+fn ls_2_of_halves_without_a_link_one_goes_as_a_whole_and_stays_apart() {
+    let mut world = World::training(4, |_| ());
+    let halves = |world: &mut World| {
+        let generation = world.state.generation();
+        for (by, rank) in [(1, 2), (2, 2), (3, 0), (4, 0)] {
+            world.worker(by).accuses = Some((generation, rank));
+        }
+        world.view.accused_since = Some(world.view.now);
+        world.pass(300);
+    };
+    world.state.failures_in_a_row = 2;
+    halves(&mut world);
+    let cause = "its tensor connections broke in 2 generations in a row";
+    let (third, fourth) = (format!("evict n3: {cause}"), format!("evict n4: {cause}"));
+    check(&mut world, &[&third, &fourth]);
+    world.view.trust = [3, 4].map(|node| (id(node), Trust::Apart)).into();
+    for node in [3, 4] {
+        world.join(node);
+        world.report(node).boot += 100;
+    }
+    let plan = "plan 2 [n1 n2] now (failure): lost node n3 (its agent started again); node n4 \
+                (its agent started again)";
+    check(&mut world, &["admit n3", "admit n4", plan]);
+    world.seal_members(|_| Position::Open(Step(10)));
+    world.follow();
+    world.step(20);
+    world.pass(3_000);
+    world.follow();
+    assert_eq!(world.state.generation(), Generation(2), "they stand by");
+    // Tried again, and nobody is patient with them.
+    world.view.trust = [3, 4].map(|node| (id(node), Trust::OnProbation)).into();
+    check(&mut world, &["plan 3 [n1 n2 n3 n4] at the boundary: n3, n4 joins"]);
+    world.seal_members(|_| Position::Open(Step(20)));
+    world.follow();
+    halves(&mut world);
+    check(
+        &mut world,
+        &[
+            "evict n3: its tensor connections broke again",
+            "evict n4: its tensor connections broke again",
+        ],
+    );
+}
+
+#[test]
 fn who_does_not_stop_in_time_is_evicted() {
     let mut world = World::training(3, |_| ());
     world.kill_worker(3);

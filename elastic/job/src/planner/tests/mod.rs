@@ -82,6 +82,7 @@ impl World {
             quiet_since: now,
             evicted_at: Duration::ZERO,
             accused_since: None,
+            trust: BTreeMap::new(),
             last_step: micros(now),
             verified: BTreeMap::new(),
             late: false,
