@@ -165,6 +165,17 @@ pub struct RunArgs {
     )]
     pub join: Vec<String>,
 
+    /// A program that prints the nodes, a line each: HOST, HOST:SLOTS or HOST:PORT.
+    /// As with --join the first founds; it is asked again while nobody is reached.
+    #[arg(
+        long,
+        value_name = "PATH",
+        conflicts_with_all = ["join", "standalone"],
+        env = "ELASTIC_HOST_DISCOVERY_SCRIPT",
+        help_heading = "Network"
+    )]
+    pub host_discovery_script: Option<PathBuf>,
+
     /// What a joiner has to know; the founder prints one if none is given.
     #[arg(
         long,

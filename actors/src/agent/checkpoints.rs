@@ -53,6 +53,7 @@ pub(super) fn publish(
         era: record.era.0,
         generation: record.generation.0,
         files: codec::decode(&record.files).map_err(|error| error.to_string())?,
+        micro_batches: record.micro_batches,
     };
     append_once(
         folder,

@@ -44,6 +44,8 @@ pub(super) enum Done {
     Pulsed(Result<Pulse, String>),
     /// An attempt to move into a newer era ended.
     Moved(Moved),
+    /// The discovery script was asked.
+    Discovered(Result<Vec<String>, String>),
 }
 
 impl State {
@@ -205,6 +207,7 @@ impl State {
             Done::Looked(look) => self.looked(myself, look),
             Done::Pulsed(pulse) => self.pulsed(pulse),
             Done::Moved(moved) => self.moved(moved),
+            Done::Discovered(hosts) => self.discovered(hosts),
             Done::Kept(result) => {
                 if let Err(why) = result {
                     self.notice(Notice::Warning(why));

@@ -41,14 +41,9 @@ impl State {
         match wish {
             Wish::EndNow => self.end(myself, Outcome::Interrupted),
             Wish::StopJob => self.stop_the_job(myself),
-            Wish::Leave => {
-                let alone = self.job().live_nodes().count() <= 1;
-                if alone {
-                    self.stop_job = true;
-                } else {
-                    self.leaving = true;
-                }
-            }
+            // Who is in no group yet has nothing to hand over.
+            Wish::Leave if self.myself().is_none() => self.end(myself, Outcome::Left),
+            Wish::Leave => self.leaving = true,
         }
         self.beat(myself);
     }

@@ -25,10 +25,10 @@ use transport::control::{
 };
 
 use super::{
-    Error, Notice, Options, home,
+    Error, Notice, Options, discovery, home,
     knocking::Knocking,
     ledger::{self, Claim},
-    pulse,
+    meeting, pulse,
     tokens::Gatekeeper,
 };
 use crate::{
@@ -131,6 +131,12 @@ pub(super) async fn enter(
 
     let state = group.state().borrow().clone();
     check_configuration(options, &state.state)?;
+    meeting::leave(&checkpoints, &options.node, address).map_err(|error| {
+        Error::Checkpoints(format!(
+            "cannot write into the ledger of {}: {error}",
+            checkpoints.root().display()
+        ))
+    })?;
     let authority = Authority::from_pem(&state.state.spec.authority).map_err(control)?;
     let token: JoinToken = state.state.spec.join_secret.parse().map_err(control)?;
     let pinned = token.pinned(authority.fingerprint()).to_string();
@@ -310,8 +316,7 @@ fn found(
     };
     let _: JoinToken = token.parse().map_err(control)?;
     let spec = options.proposal.spec(job, authority.to_pem(), token);
-    let mut state = JobState::found(spec, era, clock::timestamp());
-    state.checkpoints = committed(commits);
+    let state = JobState::found(spec, era, clock::timestamp()).going_on(committed(commits));
     let identity = Identity::found(&authority, options.node.clone(), store).map_err(control)?;
     let founding =
         Founding { job, founder: store.raft_id(), state: StateMachine::snapshot(&state) };
@@ -326,6 +331,7 @@ pub(super) fn committed(commits: Vec<Commit>) -> BTreeMap<Step, CheckpointRecord
             generation: Generation(commit.generation),
             stage: commit.stage,
             files: codec::encode(&commit.files),
+            micro_batches: commit.micro_batches,
         };
         (Step(commit.step), record)
     };
@@ -361,10 +367,21 @@ async fn join(
     let token: JoinToken = token.parse().map_err(control)?;
     let deadline = clock::now() + patience;
     let taken_until = clock::now() + options.timeouts.reform.min(patience);
+    // The listed ones are its first answer, if there is a script.
+    let mut ask_at = clock::now() + discovery::PAUSE;
+    let mut discovered = Vec::new();
     loop {
         let own = endpoint.local_addr().ok();
+        if let Some(script) = options.discovery.clone().filter(|_| clock::now() >= ask_at) {
+            ask_at = clock::now() + discovery::PAUSE;
+            match tokio::task::spawn_blocking(move || script.ask()).await {
+                Ok(Ok(hosts)) => discovered = hosts,
+                Ok(Err(why)) => knocking.not_yet(why),
+                Err(error) => knocking.not_yet(error.to_string()),
+            }
+        }
         let mut addresses = Vec::new();
-        for name in names(options, folder) {
+        for name in names(options, folder).into_iter().chain(discovered.iter().cloned()) {
             let found = resolve(&name).await;
             if found.is_empty() {
                 knocking.not_yet(format!("{name} has no address now"));

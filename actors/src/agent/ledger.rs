@@ -229,7 +229,7 @@ mod tests {
 
     fn commit(step: u64, era: u32) -> Record {
         let (stage, files) = (stage_name(era, 1, step), Vec::new());
-        Record::Commit(Commit { step, stage, era, generation: 1, files })
+        Record::Commit(Commit { step, stage, era, generation: 1, files, micro_batches: None })
     }
 
     /// A folder of its own, removed with the test.

@@ -7,12 +7,14 @@
 
 mod admin;
 mod checkpoints;
+mod discovery;
 mod duty;
 mod ending;
 mod enter;
 mod home;
 mod knocking;
 mod ledger;
+mod meeting;
 mod node_agent;
 mod peers;
 mod pulse;
@@ -36,6 +38,7 @@ use crate::observer::Place;
 pub use admin::{
     AdminError, Request, Response, Status, TokenLine, TokenRequest, WorkerStatus, request,
 };
+pub use discovery::Script;
 
 /// How an agent runs.
 #[derive(Clone, Debug)]
@@ -58,6 +61,8 @@ pub struct Options {
     /// Nodes to join, HOST:PORT each; empty to found. Names are looked up at each
     /// try: machines come and go.
     pub join: Vec<String>,
+    /// Asked for further ones to join, again while nobody is reached.
+    pub discovery: Option<Script>,
     /// The join secret, with the authority's fingerprint if the user has it.
     pub token: Option<String>,
     /// Whether this node founds the job when its store is empty.

@@ -19,7 +19,7 @@ use tokio::sync::{Mutex, mpsc, oneshot};
 use transport::control::{Control, Lane, LinkEvent, Peer, TurnedAway};
 
 use super::{
-    Ended, Error, Notice, Options, Outcome, Wish, admin,
+    Ended, Error, Notice, Options, Outcome, Wish, admin, discovery,
     duty::Done,
     ending::Ending,
     enter::Entered,
@@ -62,6 +62,8 @@ pub(super) struct State {
     pub(super) slots: Slots,
     pub(super) linked: BTreeMap<StoreId, Peer>,
     pub(super) seeds: Vec<String>,
+    /// When the discovery script is asked the next time.
+    pub(super) next_ask: Duration,
     pub(super) gate: Gatekeeper,
     pub(super) awaited: Vec<Awaited>,
     pub(super) dialled: BTreeMap<String, Duration>,
@@ -125,6 +127,7 @@ pub(super) async fn serve(
         job,
         linked: BTreeMap::new(),
         seeds,
+        next_ask: clock::now() + discovery::PAUSE,
         gate,
         awaited: Vec::new(),
         dialled: BTreeMap::new(),
@@ -391,6 +394,7 @@ impl State {
         self.reconcile(myself);
         self.keep_gate();
         self.watch_ledger(myself);
+        self.discover(myself);
         self.beat(myself);
         self.decide(myself);
         self.group_membership(myself);

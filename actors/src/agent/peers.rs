@@ -1,6 +1,6 @@
 //! The other nodes: links to them, beats to the leader, and what they say.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
 use bytes::Bytes;
 use job::{StoreId, codec, message::AgentMessage, report::NodeReport};
@@ -8,6 +8,8 @@ use ractor::ActorRef;
 use transport::control::{Lane, LinkEvent};
 
 use super::{
+    discovery,
+    duty::Done,
     enter,
     node_agent::{Message, State},
 };
@@ -112,6 +114,9 @@ impl State {
         if self.linked.is_empty() {
             wanted.extend(self.seeds.iter().map(|name| (name.clone(), None)));
         }
+        let linked: BTreeSet<SocketAddr> = self.linked.values().map(|peer| peer.addr).collect();
+        let met = self.witness.met.iter().filter(|address| !linked.contains(address));
+        wanted.extend(met.map(|address| (address.to_string(), None)));
         for (name, store) in wanted {
             let due = self.dialled.get(&name).copied().unwrap_or_default();
             if now >= due {
@@ -129,6 +134,25 @@ impl State {
             }
         }
         self.dialled.retain(|_, due| now < *due + Duration::from_secs(60));
+    }
+
+    /// Asks the discovery script again while nobody is reached.
+    pub(super) fn discover(&mut self, myself: &ActorRef<Message>) {
+        let now = clock::now();
+        let Some(script) = self.options.discovery.clone() else { return };
+        if self.linked.is_empty() && now >= self.next_ask {
+            // Until it has answered it is not asked again.
+            self.next_ask = Duration::MAX;
+            self.offload(myself, move || Done::Discovered(script.ask()));
+        }
+    }
+
+    pub(super) fn discovered(&mut self, hosts: Result<Vec<String>, String>) {
+        self.next_ask = clock::now() + discovery::PAUSE;
+        match hosts {
+            Ok(hosts) => self.seeds = hosts,
+            Err(why) => tracing::warn!(why, "no further nodes are known"),
+        }
     }
 
     pub(super) fn report(&self) -> NodeReport {

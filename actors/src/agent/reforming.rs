@@ -21,6 +21,7 @@ use super::{
     duty::Done,
     enter, home,
     ledger::{self, Begun, Contest},
+    meeting,
     node_agent::{Message, State},
     pulse, tokens,
 };
@@ -33,6 +34,7 @@ use crate::{
 pub(super) struct Look {
     pulse: Option<Pulse>,
     records: Result<Vec<(u64, dcp::folder::Record)>, String>,
+    met: Vec<SocketAddr>,
 }
 
 /// How an attempt to move into a later era ended.
@@ -58,9 +60,12 @@ impl State {
             // LG-3: the ledger is read again every lease period.
             self.witness.next_look = now + self.options.timeouts.lease;
             let (folder, from) = (Arc::clone(&self.checkpoints), self.witness.next_record);
+            let me = self.options.node.clone();
+            let alone = self.alone_for() > self.options.timeouts.lease;
             self.offload(myself, move || {
                 let records = folder.records_since(from).map_err(|error| error.to_string());
-                Done::Looked(Look { pulse: pulse::read(&folder), records })
+                let met = if alone { meeting::read(&folder, &me) } else { Vec::new() };
+                Done::Looked(Look { pulse: pulse::read(&folder), records, met })
             });
         }
         self.orphaned(myself);
@@ -69,6 +74,7 @@ impl State {
 
     pub(super) fn looked(&mut self, myself: &ActorRef<Message>, look: Look) {
         self.witness.looking = false;
+        self.witness.met = look.met;
         let now = clock::now();
         let own = self.job().era;
         let records = match look.records {
@@ -136,13 +142,19 @@ impl State {
         (count > 0).then_some(Pulse { era, boot, count })
     }
 
+    /// Since when no sign of a quorum was seen.
+    fn alone_for(&self) -> Duration {
+        let lease = self.options.timeouts.lease;
+        let answered = Duration::from_micros(self.lease_until).saturating_sub(lease);
+        clock::now().saturating_sub(self.witness.quorum_at(answered))
+    }
+
     /// Tells others that no quorum answers, and begins an era when enough of them
     /// say the same.
     fn orphaned(&mut self, myself: &ActorRef<Message>) {
         let timeouts = self.options.timeouts;
         let now = clock::now();
-        let answered = Duration::from_micros(self.lease_until).saturating_sub(timeouts.lease);
-        let alone_for = now.saturating_sub(self.witness.quorum_at(answered));
+        let alone_for = self.alone_for();
         if alone_for <= timeouts.reform || self.witness.finished || !self.job().is_going() {
             return;
         }
@@ -248,13 +260,13 @@ fn begin(
         return Ok(None);
     };
     let mut spec = old.spec.clone();
-    // DATA-2: what the first plan froze stays, whoever goes on.
+    // No checkpoint may tell it yet.
     spec.micro_batches = old.micro_batches;
     spec.authority = authority.to_pem();
-    let mut state = JobState::found(spec, era, clock::timestamp());
+    let mut state =
+        JobState::found(spec, era, clock::timestamp()).going_on(enter::committed(checkpoints));
     state.digests = old.digests;
     state.tokens.clone_from(&old.tokens);
-    state.checkpoints = enter::committed(checkpoints);
     let text = |error: &dyn std::fmt::Display| error.to_string();
     let mut store = Store::open(&home).map_err(|error| text(&error))?;
     let identity = Identity::found(&authority, node, store.id()).map_err(|error| text(&error))?;

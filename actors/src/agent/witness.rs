@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    net::SocketAddr,
     time::Duration,
 };
 
@@ -29,6 +30,8 @@ pub(super) struct Witness {
     pub(super) newer: Option<Begun>,
     /// The ledger says that the job is finished.
     pub(super) finished: bool,
+    /// Where others left word that they can be met, while no quorum answers.
+    pub(super) met: Vec<SocketAddr>,
     pub(super) looking: bool,
     pub(super) next_look: Duration,
     /// Nodes without a quorum, when they said so last and whom they hear.
@@ -54,6 +57,7 @@ impl Witness {
             next_record: 0,
             newer: None,
             finished: false,
+            met: Vec::new(),
             looking: false,
             next_look: now,
             orphans: BTreeMap::new(),

@@ -104,6 +104,8 @@ pub struct CheckpointRecord {
     pub stage: String,
     /// Digests of its files, opaque here.
     pub files: Vec<u8>,
+    /// Micro-batches of a step, frozen before it (DATA-2); none in older records.
+    pub micro_batches: Option<u32>,
 }
 
 /// A link of the official history (GN-5).
@@ -193,6 +195,16 @@ impl JobState {
             preemptions_in_a_row: 0,
             incidents,
         }
+    }
+
+    /// The same job where its checkpoints are what is left of it: whoever goes on,
+    /// the batch that they were trained with stays (DATA-2).
+    #[must_use]
+    pub fn going_on(mut self, checkpoints: BTreeMap<Step, CheckpointRecord>) -> Self {
+        let frozen = checkpoints.values().next_back().and_then(|newest| newest.micro_batches);
+        self.micro_batches = frozen.or(self.micro_batches);
+        self.checkpoints = checkpoints;
+        self
     }
 
     /// The newest generation that was planned; zero before the first.
@@ -321,7 +333,14 @@ impl JobState {
                 }
                 self.committed = self.committed.max(step);
                 self.incidents.stall(at, stall_micros);
-                let record = CheckpointRecord { era, generation, stage: stage.clone(), files };
+                let micro_batches = self.micro_batches;
+                let record = CheckpointRecord {
+                    era,
+                    generation,
+                    stage: stage.clone(),
+                    files,
+                    micro_batches,
+                };
                 self.checkpoints.insert(step, record);
                 vec![Event::CheckpointCommitted { step, stage, at }]
             }

@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 
 use super::error::Origin;
 use super::resolve::resolve;
-use super::schema::{Config, KEYS, SECTIONS, Scope};
+use super::schema::{Config, KEYS, Key, SECTIONS, Scope};
 use super::source::Assignment;
 use super::value::Value;
 
@@ -36,12 +36,18 @@ pub struct Difference {
 
 impl Config {
     /// SHA-256 over the keys of [`Scope::Identity`], one line `section.key =
-    /// value` each as TOML writes it, in byte order, after a version line.
+    /// value` each as TOML writes it, in byte order, after a version line. A key
+    /// that came later counts when it has another value than its default.
     #[must_use]
     pub fn digest(&self) -> [u8; 32] {
+        let default = Self::default();
+        let counts = |key: &&Key| {
+            key.scope == Scope::Identity
+                && !(key.came_later && (key.get)(self) == (key.get)(&default))
+        };
         let mut lines: Vec<_> = KEYS
             .iter()
-            .filter(|key| key.scope == Scope::Identity)
+            .filter(counts)
             .map(|key| format!("{} = {}\n", key.full_name(), self.identity_value(key)))
             .collect();
         lines.sort();
@@ -75,7 +81,7 @@ impl Config {
         adopted
     }
 
-    fn identity_value(&self, key: &super::schema::Key) -> Value {
+    fn identity_value(&self, key: &Key) -> Value {
         match (key.section, key.name) {
             ("lr_scheduler", "total_steps") => {
                 Value::Integer(i64::try_from(self.schedule_steps()).unwrap_or(i64::MAX))

@@ -24,6 +24,8 @@ pub struct Key {
     pub name: &'static str,
     /// Whose decision it is.
     pub scope: Scope,
+    /// Jobs were founded before the key existed: with its default it says nothing.
+    pub came_later: bool,
     /// What is written.
     pub kind: Kind,
     /// Whether it may be left without a value.
@@ -38,12 +40,19 @@ pub struct Key {
     pub(super) set: fn(&mut Config, &Value) -> bool,
 }
 
+/// Behind a scope: [`Key::came_later`].
+macro_rules! later {
+    () => {
+        true
+    };
+}
+
 macro_rules! schema {
     ($(
         $(#[doc = $about:literal])+
         $section:ident: $Section:ident {$(
             $(#[doc = $help:literal])+
-            $key:ident: $type:ty = $default:expr, $allowed:expr, $scope:ident;
+            $key:ident: $type:ty = $default:expr, $allowed:expr, $scope:ident $($later:ident)?;
         )+}
     )+) => {
         $(
@@ -77,6 +86,7 @@ macro_rules! schema {
             section: stringify!($section),
             name: stringify!($key),
             scope: Scope::$scope,
+            came_later: false $(|| $later!())?,
             kind: <$type as Field>::KIND,
             optional: <$type as Field>::OPTIONAL,
             choices: <$type as Field>::CHOICES,
@@ -156,7 +166,7 @@ schema! {
         /// Type of master weights, moments and summed gradients.
         dtype: Precision = Precision::Float32, Anything, Identity;
         /// Type of forward and backward; gradients are summed in float32.
-        mixed_precision_param: ComputePrecision = ComputePrecision::Float32, Anything, Identity;
+        mixed_precision_param: ComputePrecision = ComputePrecision::Float32, Anything, Identity later;
         /// Seed of initial weights and data order.
         seed: u64 = 42, Integers(0, MAX), Identity;
     }

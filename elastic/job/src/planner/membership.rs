@@ -7,7 +7,7 @@ use crate::{
     command::{Command, LEFT},
     planner::{Limits, View, certainly_dead, mesh::workers_of_plan},
     report::WorkerState,
-    state::{JobState, Node, Standing},
+    state::{JobState, Node, Phase, Standing},
 };
 
 pub(super) fn deaths(state: &JobState, view: &View, limits: &Limits) -> Vec<Command> {
@@ -80,6 +80,12 @@ pub(super) fn arrivals(state: &JobState, view: &View) -> Vec<Command> {
     if stopped && state.live_nodes().any(wished) {
         return commands;
     }
+    let mut leaving: BTreeSet<&NodeId> = state
+        .live_nodes()
+        .filter(|(_, node)| node.standing == Standing::Leaving)
+        .map(|(name, _)| name)
+        .collect();
+    let mut arrives = false;
     for heard in view.heard.values() {
         let report = &heard.report;
         let known = state.nodes.get(&report.node);
@@ -88,6 +94,7 @@ pub(super) fn arrivals(state: &JobState, view: &View) -> Vec<Command> {
                 if node.standing == Standing::Active && report.leaving {
                     let incarnation = node.incarnation;
                     commands.push(Command::Leave { node: report.node.clone(), incarnation, at });
+                    leaving.insert(&report.node);
                 }
                 if node.is_live() && report.stop_job {
                     commands.push(Command::StopJob { at });
@@ -103,6 +110,7 @@ pub(super) fn arrivals(state: &JobState, view: &View) -> Vec<Command> {
         if report.leaving || report.incarnation.is_some() {
             continue;
         }
+        arrives = true;
         commands.push(Command::Admit {
             node: report.node.clone(),
             store: report.store,
@@ -114,6 +122,12 @@ pub(super) fn arrivals(state: &JobState, view: &View) -> Vec<Command> {
         if stopped {
             commands.push(Command::Start { at });
         }
+    }
+    let nobody_stays =
+        !leaving.is_empty() && state.live_nodes().all(|(name, _)| leaving.contains(name));
+    // What the last ones know would be lost with them: the job saves and stops.
+    if nobody_stays && !arrives && state.phase == Phase::Running {
+        commands.push(Command::StopJob { at });
     }
     commands
 }

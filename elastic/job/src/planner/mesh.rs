@@ -9,7 +9,7 @@ use crate::{
     plan::{Member, Shard, WorkerRef},
     planner::View,
     report::{WorkerReport, WorkerState},
-    state::{JobState, Standing},
+    state::{JobState, Phase, Standing},
 };
 
 /// The best mesh of at most `ranks` ranks, of which there is at least one.
@@ -29,8 +29,12 @@ pub(super) fn wanted(state: &JobState, view: &View) -> Vec<Member> {
         None => sealed.contains(&member.worker),
     };
     let rank = |member: &Member| (!holds(member), !training.contains(&member.worker));
+    let ready = ready(state, view);
+    let leaves = |member: &Member| is_leaving(state, &member.worker.node);
+    // When everybody leaves, they save together before they go.
+    let together = state.phase == Phase::Stopping && ready.iter().all(leaves);
     let (leaving, mut heirs): (Vec<Member>, Vec<Member>) =
-        ready(state, view).into_iter().partition(|member| is_leaving(state, &member.worker.node));
+        ready.into_iter().partition(|member| !together && leaves(member));
     heirs.sort_by_cached_key(rank);
     let mut nodes: BTreeSet<NodeId> = BTreeSet::new();
     heirs.retain(|member| {

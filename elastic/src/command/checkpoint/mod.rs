@@ -245,6 +245,7 @@ mod tests {
                     FileDigest::of(&folder.stage_dir(&stage_name(1, 2, 50)), name).expect("a file")
                 })
                 .to_vec(),
+            micro_batches: None,
         };
         folder.append(0, &Record::Commit(commit.clone())).expect("a record");
         let path = folder.publish(&commit).expect("published");

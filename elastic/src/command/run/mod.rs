@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use actors::agent::{Error as AgentError, Options, Outcome, Proposal};
+use actors::agent::{Error as AgentError, Options, Outcome, Proposal, Script};
 use job::{NodeId, Step};
 
 pub(crate) use progress::{JOIN_LINE, timeline};
@@ -187,8 +187,17 @@ fn options(args: &RunArgs, config: &Config) -> Result<Options, String> {
     let advertise =
         args.advertise.as_deref().map(|text| address(text, "--advertise")).transpose()?;
     args.join.iter().try_for_each(|text| named(text, "--join"))?;
+    let discovery = args.host_discovery_script.clone();
+    let discovery = discovery.map(|path| Script { path, port: DEFAULT_PORT });
+    let join = match &discovery {
+        Some(script) => script.ask()?,
+        None => args.join.clone(),
+    };
+    if join.is_empty() && discovery.is_some() {
+        return Err("--host-discovery-script named no node: the first one founds the job".into());
+    }
     // A name that nobody knows yet is not this node's.
-    let founds = args.join.first().is_none_or(|first| {
+    let founds = join.first().is_none_or(|first| {
         let found = first.to_socket_addrs().into_iter().flatten();
         found.into_iter().any(|first| is_this_node(first, listen, advertise))
     });
@@ -211,7 +220,8 @@ fn options(args: &RunArgs, config: &Config) -> Result<Options, String> {
         advertise,
         tensor_port: args.tensor_port.unwrap_or(0),
         shares_memory: config.elastic.tensor_transport == TensorTransport::Auto,
-        join: args.join.clone(),
+        join,
+        discovery,
         token: args.token.clone(),
         founds,
         reforms: args.reform,

@@ -339,7 +339,8 @@ mod tests {
         state.committed = Step(reached);
         state.checkpoints.extend(saved.iter().map(|step| {
             let (stage, files) = (String::new(), Vec::new());
-            let record = CheckpointRecord { era: Era(0), generation: Generation(1), stage, files };
+            let (era, generation, micro_batches) = (Era(0), Generation(1), None);
+            let record = CheckpointRecord { era, generation, stage, files, micro_batches };
             (Step(*step), record)
         }));
         let text = stopped(&state);

@@ -73,6 +73,10 @@ pub struct Commit {
     pub generation: u64,
     /// Every file of the checkpoint, the index included.
     pub files: Vec<FileDigest>,
+    /// Micro-batches of a global batch, which whoever goes on from here keeps;
+    /// absent in older records.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub micro_batches: Option<u32>,
 }
 
 /// The checkpoints that the ledger holds to exist, by step: committed and not

@@ -72,7 +72,8 @@ fn save_forever(folder: &Folder) {
         // A stage is never used twice: the process is the generation.
         let stage = dcp::folder::stage_name(0, std::process::id().into(), step);
         let (_, files) = crate::support::save(&folder.stage(&stage), step as i64);
-        let commit = dcp::folder::Commit { step, stage, era: 0, generation: 1, files };
+        let commit =
+            dcp::folder::Commit { step, stage, era: 0, generation: 1, files, micro_batches: None };
         crate::folder::append(folder, Record::Commit(commit.clone()));
         folder.publish(&commit).unwrap();
         println!("saved {step}");

@@ -21,7 +21,7 @@ fn folder(root: &Path) -> Folder {
 pub(crate) fn stage(folder: &Folder, step: u64) -> Commit {
     let stage = stage_name(0, 1, step);
     let (_, files) = save(&folder.stage(&stage), step as i64);
-    Commit { step, stage, era: 0, generation: 1, files }
+    Commit { step, stage, era: 0, generation: 1, files, micro_batches: None }
 }
 
 pub(crate) fn append(folder: &Folder, record: Record) {

@@ -38,7 +38,7 @@ fn save(folder: &Folder, generation: u64, step: u64) -> Result<(), Error> {
     let index = write_index(&dir, &shards)?;
     let mut files: Vec<FileDigest> = shards.into_iter().map(|shard| shard.file).collect();
     files.push(index);
-    let commit = Commit { step, stage, era: 1, generation, files };
+    let commit = Commit { step, stage, era: 1, generation, files, micro_batches: None };
     folder.append(folder.records()?.len() as u64, &Record::Commit(commit.clone()))?;
     folder.publish(&commit)?;
     Ok(())

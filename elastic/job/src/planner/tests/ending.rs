@@ -276,6 +276,63 @@ fn below_min_nodes_a_stop_does_not_wait_for_what_nobody_holds() {
 }
 
 #[test]
+fn the_last_nodes_that_leave_save_the_job() {
+    let mut world = World::training(2, |_| ());
+    world.report(1).leaving = true;
+    world.report(2).leaving = true;
+    check(
+        &mut world,
+        &[
+            "leave n1",
+            "leave n2",
+            "stop",
+            "plan 2 [n1 n2] at the boundary to save: the job was told to stop",
+        ],
+    );
+    world.seal_members(|_| Position::Open(Step(11)));
+    world.act();
+    save(&mut world, 1, 2, 11, 2);
+    save(&mut world, 2, 2, 11, 2);
+    check(&mut world, &["assemble 11 of generation 2 from 2 shards"]);
+    world.checkpoint(11);
+    check(&mut world, &["stopped"]);
+}
+
+#[test]
+fn who_leaves_after_another_saves_what_it_took_over() {
+    let mut world = World::training(2, |_| ());
+    world.report(1).leaving = true;
+    check(&mut world, &["leave n1", "plan 2 [n2] at the boundary: n1 leaves"]);
+    world.report(2).leaving = true;
+    check(&mut world, &["leave n2", "stop", "... waiting for 1 of 1 ranks to stop"]);
+    world.seal_members(|_| Position::Open(Step(11)));
+    world.follow();
+    world.step(12);
+    world.follow();
+    assert_eq!(world.state.plan.as_ref().map(|plan| plan.purpose), Some(Purpose::SaveAndStop));
+    let generation = world.state.generation().0;
+    world.seal_members(|_| Position::Open(Step(12)));
+    world.follow();
+    let ranks = world.members();
+    for number in &ranks {
+        save(&mut world, *number, generation, 12, ranks.len() as u32);
+    }
+    world.follow();
+    world.checkpoint(12);
+    world.follow();
+    assert_eq!(world.state.phase, Phase::Stopped);
+}
+
+#[test]
+fn a_node_that_arrives_keeps_the_job_going() {
+    let mut world = World::training(1, |_| ());
+    world.report(1).leaving = true;
+    world.join(2);
+    check(&mut world, &["leave n1", "admit n2", "plan 2 [n1 n2] at the boundary: n1 leaves"]);
+    assert_eq!(world.state.phase, Phase::Running);
+}
+
+#[test]
 fn lg_2_a_failed_save_is_discarded_when_nobody_writes_any_more() {
     let mut world = World::training(3, |_| ());
     let fail = |world: &mut World, number: u64, step: u64| {

@@ -45,6 +45,20 @@ fn data_2_the_first_degree_freezes_the_global_batch() {
 }
 
 #[test]
+fn data_2_whoever_goes_on_from_a_checkpoint_keeps_its_batch() {
+    let mut world = World::training(2, |spec| spec.micro_batches = None);
+    world.checkpoint(10);
+    let checkpoints = world.state.checkpoints.clone();
+    let again = |checkpoints| {
+        let spec = world.state.spec.clone();
+        JobState::found(spec, Era(2), world.view.clock).going_on(checkpoints)
+    };
+    assert_eq!(again(checkpoints.clone()).micro_batches, Some(2));
+    assert_eq!(again(checkpoints.clone()).checkpoints, checkpoints);
+    assert_eq!(again(BTreeMap::new()).micro_batches, None, "the first plan freezes it");
+}
+
+#[test]
 fn a_joiner_is_taken_at_a_step_boundary_once_the_others_are_there() {
     let mut world = World::training(2, |_| ());
     world.join(3);
@@ -110,20 +124,6 @@ fn heal_1_the_last_holder_of_the_state_hands_it_over_before_it_leaves() {
     world.act();
     check(&mut world, &["evict n1: it left"]);
     assert_eq!(world.state.committed, Step(13));
-}
-
-#[test]
-fn a_leaving_node_with_nobody_to_hand_over_to_goes() {
-    let mut world = World::training(1, |_| ());
-    world.report(1).leaving = true;
-    check(
-        &mut world,
-        &[
-            "leave n1",
-            "plan 2 [] at the boundary: n1 leaves",
-            "... waiting for nodes: 0 of at least 1 are ready",
-        ],
-    );
 }
 
 #[test]

@@ -30,7 +30,7 @@ pub(super) fn measure() -> Limits {
 impl Limits {
     pub(super) fn text(&self) -> String {
         let Self { processors, copy, socket } = self;
-        let socket = socket.map_or("not measured".to_owned(), |rate| gbps(rate));
+        let socket = socket.map_or("not measured".to_owned(), gbps);
         format!(
             "# memory copy on all {processors} processors: {} read and written\n\
              # one loopback socket: {socket}\n",
