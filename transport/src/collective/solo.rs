@@ -215,9 +215,10 @@ mod tests {
         assert_eq!(solo.split(&[vec![vec![0]]], deadline).unwrap().len(), 1);
         assert!(solo.split(&[vec![vec![1]]], deadline).is_err());
         let mut sum = Counter::new(2, 1);
+        let whole = 0..1;
         for leaf in [0.5_f32, 0.25] {
-            let leaf = [leaf];
-            solo.reduce_scatter_wave(Some(View::of(&leaf)), &[0..1], &mut sum, deadline).unwrap();
+            let (leaf, cuts) = ([leaf], std::slice::from_ref(&whole));
+            solo.reduce_scatter_wave(Some(View::of(&leaf)), cuts, &mut sum, deadline).unwrap();
         }
         let mut out = [0.0];
         sum.finish(&mut out).unwrap();

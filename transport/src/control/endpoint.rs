@@ -466,7 +466,14 @@ async fn accept(inner: Arc<Inner>) {
 
 async fn serve(inner: Arc<Inner>, incoming: Incoming, permit: OwnedSemaphorePermit) {
     let addr = incoming.remote_address();
-    let Ok(connecting) = incoming.accept() else { return };
+    let connecting = match incoming.accept() {
+        Ok(connecting) => connecting,
+        // Its first flight already is no handshake of ours.
+        Err(error) => {
+            inner.turned.count(close::handshake_failure(&error));
+            return debug!(%addr, %error, "no handshake began");
+        }
+    };
     let connection = match timeout(inner.options.handshake, connecting).await {
         Ok(Ok(connection)) => connection,
         Ok(Err(error)) => {

@@ -163,7 +163,13 @@ pub(super) async fn answer(
         Ok((session, drains)) => start(inner, session, drains),
         Err(Turned::Slow) => {
             inner.turned.count(Reason::Slow);
-            Code::Refused.close(connection, "no hello in time");
+            let reason = "no hello in time";
+            Code::Refused.close(connection, reason);
+            // One of this job that falls silent is worth an event.
+            if inner.local().is_some_and(|local| subject(connection, &local).is_ok()) {
+                let reason = reason.into();
+                inner.outbox.post(LinkEvent::Refused { addr, reason }, 0, Some(permit));
+            }
         }
         Err(Turned::Stranger(reason)) => {
             inner.turned.count(Reason::Certificate);

@@ -244,7 +244,7 @@ async fn nobody_at_the_address() {
 async fn a_silent_connection_is_turned_away() {
     let authority = authority();
     let options = Options { handshake: Duration::from_millis(200), ..Options::default() };
-    let b = Node::start_with(&authority, 2, options);
+    let mut b = Node::start_with(&authority, 2, options);
     let a = Node::start(&authority, 1);
     let local = a.control.inner.local().expect("an identity");
     let endpoint = &a.control.inner.endpoint;
@@ -252,6 +252,7 @@ async fn a_silent_connection_is_turned_away() {
     let connection = connection.await.expect("connected");
     let ended = timeout(SOON, connection.closed()).await.expect("turned away");
     assert!(close::readable(&ended).contains("no hello in time"), "{ended}");
+    assert!(matches!(b.next().await, LinkEvent::Refused { .. }));
     assert_eq!(b.control.turned_away().total(), 1);
     connection.close(VarInt::from_u32(0), b"");
 }
