@@ -33,7 +33,7 @@ pub use nodes::Place;
 pub use process::{Process, Role, processes, send};
 pub use programs::{dataset, elastic, release};
 pub use random::{Random, SEED};
-pub use record::{Event, History, Line};
+pub use record::{Event, History, Line, wall_clock};
 pub use resources::{Resources, Sockets, shared_memory};
 
 /// What is trained, and with what.

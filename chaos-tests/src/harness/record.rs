@@ -11,6 +11,13 @@ use std::{
 use serde::Deserialize;
 use serde_json::Value;
 
+/// The system's clock, which the lines of a record have.
+#[must_use]
+#[expect(clippy::disallowed_methods, reason = "to be compared with records")]
+pub fn wall_clock() -> SystemTime {
+    SystemTime::now()
+}
+
 /// A committed event, `kind` and all fields.
 #[derive(Clone, Debug)]
 pub struct Event {

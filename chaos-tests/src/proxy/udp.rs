@@ -24,8 +24,11 @@ const LARGEST: usize = 64 << 10;
 /// How often a thread looks whether the network is gone.
 const LOOK: Duration = Duration::from_millis(100);
 
+/// What was held up; ordered by when it is due, and then by when it came.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Late {
     due: Instant,
+    number: u64,
     from: usize,
     bytes: Vec<u8>,
 }
@@ -79,7 +82,7 @@ fn receive(shared: &Shared, faces: &[UdpSocket], to: usize, queue: &SyncSender<L
         let begin = busy[from].max(now);
         busy[from] = begin + (duration - condition.delay);
         let due = begin + duration;
-        if queue.try_send(Late { due, from, bytes: bytes.to_vec() }).is_err() {
+        if queue.try_send(Late { due, number: 0, from, bytes: bytes.to_vec() }).is_err() {
             shared.dropped.fetch_add(1, Relaxed);
         }
     }
@@ -88,22 +91,22 @@ fn receive(shared: &Shared, faces: &[UdpSocket], to: usize, queue: &SyncSender<L
 /// Sends what was held up, in the order in which it is due.
 fn deliver(shared: &Shared, faces: &[UdpSocket], to: usize, late: &Receiver<Late>) {
     let target = shared.real(to, Plane::Control);
-    let mut waiting: BinaryHeap<Reverse<(Instant, u64, usize, Vec<u8>)>> = BinaryHeap::new();
-    let mut number = 0;
+    let mut waiting: BinaryHeap<Reverse<Late>> = BinaryHeap::new();
+    let mut numbers = 0..;
     while !shared.rules.is_closed() {
         let now = Instant::now();
-        while let Some(Reverse((due, ..))) = waiting.peek()
-            && *due <= now
+        while let Some(Reverse(late)) = waiting.peek()
+            && late.due <= now
         {
-            if let Some(Reverse((_, _, from, bytes))) = waiting.pop() {
-                send(&faces[from], &bytes, target);
+            if let Some(Reverse(late)) = waiting.pop() {
+                send(&faces[late.from], &late.bytes, target);
             }
         }
-        let next = waiting.peek().map_or(LOOK, |Reverse((due, ..))| *due - now);
+        let next = waiting.peek().map_or(LOOK, |Reverse(late)| late.due - now);
         match late.recv_timeout(next.min(LOOK)) {
-            Ok(Late { due, from, bytes }) => {
-                number += 1;
-                waiting.push(Reverse((due, number, from, bytes)));
+            Ok(late) => {
+                let number = numbers.next().unwrap_or(u64::MAX);
+                waiting.push(Reverse(Late { number, ..late }));
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,

@@ -5,13 +5,14 @@ mod nodes;
 
 use std::{
     fs,
+    os::unix::fs::PermissionsExt,
     time::{Duration, Instant},
 };
 
 use chaos_tests::fake;
 
 use crate::quiet;
-use nodes::Nodes;
+use nodes::{Nodes, addresses};
 
 /// Timeouts of the default failure budget.
 const LEASE: Duration = Duration::from_millis(700);
@@ -103,6 +104,161 @@ fn lg_3_everything_is_killed_and_half_comes_back() {
     eprintln!("half: {back:?} of {all:?} came back, trained after {:?}", started.elapsed());
     let digests = nodes.finish(&back);
     assert_eq!(&digests, quiet(), "TRAJ-1");
+}
+
+/// Nobody's address is what the others know.
+#[test]
+fn lg_3_half_comes_back_at_other_addresses() {
+    let mut nodes = Nodes::new("addresses");
+    let all = ["n1", "n2", "n3", "n4"];
+    all.iter().for_each(|node| nodes.start(node, &[]));
+    nodes.wait("four nodes, three voters and a checkpoint", |nodes| {
+        let status = nodes.status("n4")?;
+        let voters = status["status"]["voters"].as_array()?.len();
+        let automatic = status["status"]["job"]["reforming"]["automatic"] == true;
+        (voters == 3 && automatic && nodes.checkpoints() >= 1).then_some(())
+    });
+    all.iter().for_each(|node| nodes.kill_and_take_address(node));
+    ["n1", "n2"].iter().for_each(|node| nodes.lose_store(node));
+    let started = Instant::now();
+    ["n3", "n4"].iter().for_each(|node| nodes.start(node, &[]));
+    nodes.wait("a step of both nodes", |nodes| {
+        let history = nodes.history();
+        let both = |line: &&serde_json::Value| line["mesh"].as_array().map(Vec::len) == Some(2);
+        let planned = history.of("planned").find(both)?;
+        let later = |line: &&serde_json::Value| {
+            (line["era"].as_u64(), line["generation"].as_u64())
+                >= (planned["era"].as_u64(), planned["generation"].as_u64())
+        };
+        history.of("resumed").find(later).map(|_| ())
+    });
+    eprintln!("addresses: trained together after {:?}", started.elapsed());
+    let digests = nodes.finish(&["n3", "n4"]);
+    assert_eq!(&digests, quiet(), "TRAJ-1");
+}
+
+#[test]
+fn lg_3_a_person_begins_an_era_and_the_batch_stays() {
+    let mut nodes = Nodes::new("person");
+    nodes.batch = -1;
+    nodes.limits[0] = 2;
+    ["n1", "n2"].iter().for_each(|node| nodes.start(node, &[]));
+    nodes.wait("a checkpoint", |nodes| (nodes.checkpoints() >= 1).then_some(()));
+    let reform = ["--reform".to_owned()];
+    nodes.start_at("n3", addresses(1)[0], &reform);
+    let (code, said) = nodes.ended("n3");
+    eprintln!("person: while it runs: exit {code:?}: {}", said.trim());
+    assert!(code == Some(2) && said.contains("belongs to a job that is running"), "{said}");
+    for node in ["n1", "n2"] {
+        nodes.kill(node);
+        nodes.lose_store(node);
+    }
+    nodes.limits[0] = 1;
+    nodes.start_at("n4", addresses(1)[0], &reform);
+    let digests = nodes.finish(&["n4"]);
+    let history = nodes.history();
+    let shares: Vec<_> = history.of("planned").map(|line| &line["shares"]).collect();
+    eprintln!("person: shares {shares:?}");
+    assert_eq!(shares.first().copied(), Some(&serde_json::json!([1, 1])));
+    assert_eq!(shares.last().copied(), Some(&serde_json::json!([2])), "DATA-2");
+    let mut alone = Nodes::new("person-quiet");
+    alone.batch = 2;
+    alone.start("n1", &[]);
+    assert_eq!(digests, alone.finish(&["n1"]), "TRAJ-1");
+}
+
+#[test]
+fn founders_start_in_any_order() {
+    let mut nodes = Nodes::new("order");
+    nodes.limits[0] = 3;
+    let addresses = addresses(3);
+    let listed: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    let join = ["--join".to_owned(), listed.join(",")];
+    for (node, listen) in ["n1", "n2", "n3"].iter().zip(&addresses).rev() {
+        nodes.start_at(node, *listen, &join);
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    let digests = nodes.finish(&["n1", "n2", "n3"]);
+    let mesh =
+        nodes.history().of("planned").next().and_then(|line| line["mesh"].as_array().cloned());
+    assert_eq!(mesh.map(|mesh| mesh.len()), Some(3));
+    assert_eq!(&digests, quiet(), "TRAJ-1");
+}
+
+#[test]
+fn a_script_says_where_the_others_are() {
+    let mut nodes = Nodes::new("script");
+    let addresses = addresses(2);
+    let script = nodes.folder.join("hosts");
+    let names = |count: usize| {
+        let lines: Vec<String> = addresses[..count].iter().map(ToString::to_string).collect();
+        let text = format!("#!/bin/sh\nprintf '{}\\n'\n", lines.join("\\n"));
+        let draft = script.with_extension("draft");
+        fs::write(&draft, text).expect("a script");
+        fs::set_permissions(&draft, fs::Permissions::from_mode(0o755)).expect("its mode");
+        fs::rename(&draft, &script).expect("a script");
+    };
+    let arguments = ["--host-discovery-script".to_owned(), script.display().to_string()];
+    names(1);
+    nodes.start_at("n1", addresses[0], &arguments);
+    nodes.wait("a first step", |nodes| nodes.history().of("resumed").next().map(|_| ()));
+    names(2);
+    nodes.start_at("n2", addresses[1], &arguments);
+    nodes.wait("a mesh of two", |nodes| {
+        let history = nodes.history();
+        let two = |line: &&serde_json::Value| line["mesh"].as_array().map(Vec::len) == Some(2);
+        history.of("planned").find(two).map(|_| ())
+    });
+    let digests = nodes.finish(&["n1", "n2"]);
+    assert_eq!(&digests, quiet(), "TRAJ-1");
+}
+
+#[test]
+fn heal_1_a_standby_replaces_a_lost_node_at_once() {
+    let mut nodes = Nodes::new("standby");
+    nodes.limits[1] = 2;
+    nodes.start("n1", &[]);
+    nodes.start("n2", &[]);
+    nodes.wait("a mesh of two", |nodes| {
+        let history = nodes.history();
+        let two = |line: &&serde_json::Value| line["mesh"].as_array().map(Vec::len) == Some(2);
+        history.of("planned").find(two).map(|_| ())
+    });
+    nodes.start("n3", &[]);
+    nodes.wait("a standby that is ready", |nodes| {
+        let status = nodes.status("n3")?;
+        let ready = status["status"]["workers"][0]["state"] == "ready";
+        ready.then_some(())
+    });
+    let before = nodes.history().of("planned").count();
+    nodes.kill("n2");
+    let lost = Instant::now();
+    let mesh = nodes.wait("a plan without the lost node", |nodes| {
+        nodes.history().of("planned").nth(before).map(|line| line["mesh"].clone())
+    });
+    eprintln!("standby: planned {:?} after the loss", lost.elapsed());
+    assert_eq!(mesh, serde_json::json!(["n1", "n3"]), "in the very next generation");
+    let digests = nodes.finish(&["n1", "n3"]);
+    assert_eq!(&digests, quiet(), "TRAJ-1");
+}
+
+#[test]
+fn a_crash_loop_is_not_to_be_requeued() {
+    let mut nodes = Nodes::new("crashes");
+    nodes.limits[2] = 2;
+    let traps = nodes.folder.join("traps");
+    fs::create_dir(&traps).expect("a folder");
+    nodes.start("n1", &[(fake::TRAPS, &traps.display().to_string())]);
+    let name = fake::Point::Open.name();
+    nodes.wait("an end", |nodes| {
+        // Every worker that comes finds one.
+        fs::write(traps.join(&name), "").expect("a trap");
+        nodes.has_ended("n1").then_some(())
+    });
+    let (code, said) = nodes.ended("n1");
+    eprintln!("crashes: exit {code:?}: {}", said.trim());
+    assert_eq!(code, Some(3), "do not requeue: {said}");
+    assert!(said.contains("elastic.max_failures = 2"), "{said}");
 }
 
 #[test]

@@ -5,11 +5,11 @@ use std::{
     collections::BTreeSet,
     path::Path,
     thread::sleep,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use chaos_tests::{
-    harness::{Place, Run, Setup},
+    harness::{Place, Run, Setup, wall_clock},
     proxy::{BOTH, Condition, Network, Plane, Way, Wires},
 };
 
@@ -147,7 +147,7 @@ fn check_medium(name: &'static str, who: Who, medium: impl FnOnce(&Path) -> Medi
     let (inner, outer) = (names(cut.iter().copied()), names(rest));
     let (going, stopping) = if who.goes_on() { (inner, outer) } else { (outer, inner) };
 
-    let (at, began, clock) = (run.step(), Instant::now(), SystemTime::now());
+    let (at, began, clock) = (run.step(), Instant::now(), wall_clock());
     network.cut(&cut);
     let control = network.cuts_control();
     // Without the tensors' plane alone nobody is certain who is to blame.
@@ -161,7 +161,7 @@ fn check_medium(name: &'static str, who: Who, medium: impl FnOnce(&Path) -> Medi
     let went_on = began.elapsed();
     sleep(CUT);
     let late = clock + STOPS;
-    let healed = SystemTime::now();
+    let healed = wall_clock();
     let history = run.history();
     let forked: Vec<_> = history.steps_of(&stopping, late).collect();
     if control {

@@ -43,8 +43,8 @@ fn start(name: &'static str) -> (Run, Traps) {
     fs::create_dir_all(&folder).expect("a folder for traps");
     let setup = Setup {
         environment: vec![
-            (TRAPS.into(), folder.display().to_string()),
-            (chaos_tests::fake::SAVE_MICROS.into(), "20000".into()),
+            (TRAPS, folder.display().to_string()),
+            (chaos_tests::fake::SAVE_MICROS, "20000".into()),
         ],
         arguments: vec!["--checkpoint.keep_latest_k=2".into()],
         ..fake(name, 4, 15)

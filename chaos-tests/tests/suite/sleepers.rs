@@ -1,12 +1,9 @@
 //! GEN-1, ME-1: a rank of an old generation that was stopped wakes up in a newer
 //! one, during a save and during a step. Nothing it does is visible.
 
-use std::{
-    fs,
-    time::{Duration, SystemTime},
-};
+use std::{fs, time::Duration};
 
-use chaos_tests::harness::{Run, Setup};
+use chaos_tests::harness::{Run, Setup, wall_clock};
 use nix::sys::signal::Signal::{SIGCONT, SIGSTOP};
 
 use crate::{LIMIT, fake, quiet};
@@ -36,7 +33,7 @@ enum Wakes {
 fn check(name: &'static str, wakes: Wakes) {
     let expected = quiet();
     let mut run = Run::start(Setup {
-        environment: vec![(chaos_tests::fake::SAVE_MICROS.into(), SAVE.into())],
+        environment: vec![(chaos_tests::fake::SAVE_MICROS, SAVE.into())],
         arguments: vec!["--checkpoint.keep_latest_k=0".into()],
         ..fake(name, 4, 20)
     });
@@ -47,7 +44,7 @@ fn check(name: &'static str, wakes: Wakes) {
     let (agent, worker) = (run.agent(&victim).expect("runs"), run.worker(&victim).expect("runs"));
     let old = run.wait("a save", SOON, |run| stages(run).first().cloned());
     assert!(agent.signal(SIGSTOP) & worker.signal(SIGSTOP), "{victim} runs");
-    let stopped = SystemTime::now();
+    let stopped = wall_clock();
     let generation = run.history().generation();
     let others: Vec<String> =
         (1..=4).map(|node| format!("n{node}")).filter(|node| *node != victim).collect();
@@ -65,7 +62,7 @@ fn check(name: &'static str, wakes: Wakes) {
             format!("step {}", run.step())
         }
     };
-    let woken = SystemTime::now();
+    let woken = wall_clock();
     assert!(worker.signal(SIGCONT), "the stopped worker is still there");
     // It is free to write and to speak for longer than its lease and a step.
     std::thread::sleep(Duration::from_secs(2));

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs,
+    net::{SocketAddr, TcpListener, UdpSocket},
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -24,8 +25,13 @@ const MICRO_BATCH: Duration = Duration::from_millis(20);
 
 /// Dropping it ends every process.
 pub(crate) struct Nodes {
-    folder: PathBuf,
+    pub(crate) folder: PathBuf,
+    /// `elastic.min_nodes`, `elastic.max_nodes` and `elastic.max_failures`.
+    pub(crate) limits: [u32; 3],
+    /// `training.global_batch_size`.
+    pub(crate) batch: i32,
     children: BTreeMap<String, Child>,
+    taken: Vec<(UdpSocket, TcpListener)>,
 }
 
 impl Nodes {
@@ -36,7 +42,8 @@ impl Nodes {
             .join(name);
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).expect("a folder for the nodes");
-        Self { folder, children: BTreeMap::new() }
+        let (children, taken) = (BTreeMap::new(), Vec::new());
+        Self { folder, limits: [1, 16, 200], batch: 8, children, taken }
     }
 
     /// Starts a node that founds the job if it is the first, or joins the others.
@@ -50,6 +57,13 @@ impl Nodes {
     pub(crate) fn start_as(&mut self, node: &str, token: &str) {
         let command = self.command_as(node, token);
         self.spawn(node, command);
+    }
+
+    /// Starts a node that listens here and is told in its own way where others are.
+    pub(crate) fn start_at(&mut self, node: &str, listen: SocketAddr, arguments: &[String]) {
+        let mut command = self.command(node);
+        command.arg("--listen").arg(listen.to_string()).args(arguments);
+        self.launch(node, command);
     }
 
     /// What a command says about the job, and its exit code.
@@ -78,13 +92,15 @@ impl Nodes {
     fn command_as(&self, node: &str, token: &str) -> Command {
         let mut command = Command::new(elastic());
         command
-            .args(["run", "--node-id", node, "--listen", "127.0.0.1:0", "--token", token])
-            .args(["--min-nodes", "1", "--max-failures", "200"])
+            .args(["run", "--node-id", node, "--token", token])
+            .arg(format!("--nodes={}:{}", self.limits[0], self.limits[1]))
+            .arg(format!("--max-failures={}", self.limits[2]))
             .arg("--summary")
             .arg(self.folder.join(format!("summary.{node}.json")))
             .arg(format!("--job.dump_folder={}", self.folder.display()))
             .arg(format!("--elastic.worker_bin={}", release().join("fake-worker").display()))
-            .args(["--training.local_batch_size=1", "--training.global_batch_size=8"])
+            .arg("--training.local_batch_size=1")
+            .arg(format!("--training.global_batch_size={}", self.batch))
             .args(["--training.seq_len=64", "--training.seed=42", "--checkpoint.interval=20"])
             .arg(format!("--training.steps={STEPS}"))
             .args(["--model.name=llama3", "--model.flavor=byte-1M"])
@@ -93,6 +109,7 @@ impl Nodes {
     }
 
     fn spawn(&mut self, node: &str, mut command: Command) {
+        command.args(["--listen", "127.0.0.1:0"]);
         let nodes = self.folder.join("nodes");
         let addresses = || {
             let entries = fs::read_dir(&nodes).into_iter().flatten().flatten();
@@ -109,6 +126,10 @@ impl Nodes {
             }
             command.args(["--join", &found.join(",")]);
         }
+        self.launch(node, command);
+    }
+
+    fn launch(&mut self, node: &str, mut command: Command) {
         let given = command
             .get_args()
             .any(|arg| arg.to_string_lossy().starts_with("--training.dataset_path"));
@@ -135,6 +156,17 @@ impl Nodes {
         let mut child = self.children.remove(node).expect("the node runs");
         child.kill().expect("it takes a signal");
         child.wait().expect("it is a child");
+    }
+
+    /// The same, and somebody else has its port from then on.
+    #[track_caller]
+    pub(crate) fn kill_and_take_address(&mut self, node: &str) {
+        let file = self.folder.join("nodes").join(node).join("address");
+        let address = fs::read_to_string(file).expect("it wrote its address");
+        self.kill(node);
+        let address: SocketAddr = address.trim().parse().expect("an address");
+        let udp = UdpSocket::bind(address).expect("the port is free");
+        self.taken.push((udp, TcpListener::bind(address).expect("the port is free")));
     }
 
     /// The node's disk is gone.
@@ -189,6 +221,12 @@ impl Nodes {
         }
     }
 
+    /// Whether a node's process is over: nobody waits for it before [`Self::ended`].
+    pub(crate) fn has_ended(&self, node: &str) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.children[node].id()));
+        stat.map_or(true, |stat| stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" Z")))
+    }
+
     /// Waits for a node's end: its exit code and what it said.
     #[track_caller]
     pub(crate) fn ended(&mut self, node: &str) -> (Option<i32>, String) {
@@ -236,6 +274,13 @@ impl Nodes {
         });
         format!("folder {}\n{}", self.folder.display(), logs.join("\n"))
     }
+}
+
+/// Addresses of this machine that are free now.
+pub(crate) fn addresses(count: usize) -> Vec<SocketAddr> {
+    let bind = || TcpListener::bind("127.0.0.1:0").expect("a port");
+    let listeners: Vec<TcpListener> = (0..count).map(|_| bind()).collect();
+    listeners.iter().map(|listener| listener.local_addr().expect("an address")).collect()
 }
 
 impl Drop for Nodes {
