@@ -5,9 +5,10 @@
 //! it is told to and reads what a run left. [`fake`] is a trainer with the
 //! arithmetic of training but without libtorch, so that hundreds of kills fit
 //! into a minute. [`proxy`] is a network between nodes that loses, delays and cuts.
-//! [`hostile`] knocks at nodes' doors. The tests themselves are in `tests/suite`; `oracles/` holds what an outsider
-//! recomputes in Python.
+//! [`hostile`] knocks at nodes' doors, and a [`clock`] jumps. The tests themselves are in
+//! `tests/suite`; `oracles/` holds what an outsider recomputes in Python.
 
+pub mod clock;
 pub mod fake;
 pub mod harness;
 pub mod hostile;

@@ -3,9 +3,10 @@
 //! load and the latency of a lone command is one sync.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use raft::eraftpb::HardState;
 
@@ -17,6 +18,10 @@ const QUEUE: usize = 4096;
 
 /// Most writes in one transaction.
 const BATCH: usize = 512;
+
+/// A commit index that nothing took along is written after this: what a node knew
+/// to be a fact it knows again after all were killed, when nobody could tell it.
+pub(super) const LINGER: Duration = Duration::from_millis(50);
 
 /// Where a member writes its log. Writes become durable in order, a little later.
 pub(super) trait LogWriter: Send {
@@ -50,7 +55,8 @@ enum Job {
         number: u64,
         write: Box<Write>,
         /// Whether anything may be acknowledged only when this is on disk. A
-        /// commit index alone is learned anew after a crash: it costs no sync.
+        /// commit index alone is learned anew after a crash: it waits for a free
+        /// ride, though not for long.
         sync: bool,
     },
     Flush(SyncSender<()>),
@@ -121,7 +127,20 @@ fn run(
 ) -> Result<(), String> {
     // Hard states that only raise the commit index wait here for a free ride.
     let mut lazy: Option<HardState> = None;
-    while let Ok(first) = jobs.recv() {
+    let store_lazy = |lazy: Option<HardState>| match lazy {
+        Some(hs) => store.write(&[of_hard_state(hs)]).map_err(|e| e.to_string()),
+        None => Ok(()),
+    };
+    loop {
+        let patience = if lazy.is_some() { LINGER } else { Duration::MAX };
+        let first = match jobs.recv_timeout(patience) {
+            Ok(first) => first,
+            Err(RecvTimeoutError::Timeout) => {
+                store_lazy(lazy.take())?;
+                continue;
+            }
+            Err(RecvTimeoutError::Disconnected) => return store_lazy(lazy),
+        };
         let mut writes = Vec::new();
         let (mut last, mut must_sync, mut flushed) = (0, false, Vec::new());
         for job in std::iter::once(first).chain(jobs.try_iter().take(BATCH)) {
@@ -153,10 +172,6 @@ fn run(
             let _ = done.send(());
         }
         wake();
-    }
-    match lazy {
-        Some(hs) => store.write(&[of_hard_state(hs)]).map_err(|e| e.to_string()),
-        None => Ok(()),
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod bad_input;
 mod bad_machine;
+mod clocks;
 mod data;
 mod leftovers;
 mod lifecycle;

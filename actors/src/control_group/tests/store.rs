@@ -8,7 +8,7 @@ use job::replicated::StateMachine;
 use tokio::sync::mpsc;
 
 use super::cluster::{Cluster, Journal, until};
-use crate::control_group::{ControlGroup, Error, Founding, Options, Store};
+use crate::control_group::{ControlGroup, Error, Founding, Options, Store, disk::LINGER};
 
 #[test]
 fn one_process_has_a_store_and_its_identity_stays() {
@@ -45,6 +45,21 @@ async fn a_store_belongs_to_one_job_and_needs_a_founding() {
     let (handle, _) = start(None).expect("is founded");
     assert_eq!(handle.founding(), &founding(1, 5));
     handle.stop().await;
+}
+
+/// What a killed process leaves: its file as it was, with nothing written at the end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fact_is_known_after_all_were_killed() {
+    let mut cluster = Cluster::new();
+    let (id, _) = cluster.add().await;
+    let leader = cluster.leader().await;
+    let last = leader.propose(7).await.expect("commits").index;
+    tokio::time::sleep(LINGER * 4).await;
+    let copy = tempfile::tempdir().expect("a directory");
+    let file = |dir: &std::path::Path| dir.join("raft.redb");
+    std::fs::copy(file(&cluster.dir(id)), file(copy.path())).expect("copies");
+    let left = Store::open(copy.path()).and_then(|store| store.load()).expect("it is sound");
+    assert_eq!(left.hard_state.commit, last);
 }
 
 /// Whatever a bad disk did to the file: an error that names it, or the member

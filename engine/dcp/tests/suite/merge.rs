@@ -80,13 +80,15 @@ fn ranks_must_agree() {
 #[track_caller]
 fn check_spoiled(spoil: impl FnOnce(&mut Vec<ShardIndex>, &std::path::Path), expected: &str) {
     let scratch = tempfile::tempdir().unwrap();
-    let mut writer = ShardWriter::create(scratch.path(), 0).unwrap();
+    let stage = scratch.path().join("stage");
+    std::fs::create_dir(&stage).unwrap();
+    let mut writer = ShardWriter::create(&stage, 0).unwrap();
     writer.object("o", &path("o"), &Value::None).unwrap();
     let mut shards = vec![writer.finish().unwrap()];
-    spoil(&mut shards, scratch.path());
-    let told = write_metadata(scratch.path(), &shards).unwrap_err().to_string();
+    spoil(&mut shards, &stage);
+    let told = write_metadata(&stage, &shards).unwrap_err().to_string();
     assert!(told.contains(expected), "{told}");
-    assert!(!scratch.path().join(".metadata").exists());
+    assert!(!stage.join(".metadata").exists());
 }
 
 #[test]
