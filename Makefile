@@ -59,6 +59,8 @@ train: data
 # Tests start the programs, so these are built first. Test binaries of crates
 # that only depend on the engine have no run path of their own.
 test: export LD_LIBRARY_PATH := $(LIBTORCH)/lib$(if $(LD_LIBRARY_PATH),:$(LD_LIBRARY_PATH))
+# Search the readers of checkpoints for as long as `make fuzz-smoke` does.
+test: export ELASTIC_FUZZ_SECONDS ?= 30
 test: setup venv
 	cargo build --release
 	cargo test --release --workspace

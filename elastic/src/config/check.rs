@@ -11,7 +11,15 @@ pub(super) fn conflicts(config: &Config) -> Vec<String> {
         }
     };
 
-    let Config { training, lr_scheduler, elastic, .. } = config;
+    let Config { training, lr_scheduler, elastic, checkpoint, .. } = config;
+    rule(
+        !checkpoint.folder.contains("://"),
+        format!(
+            "checkpoint.folder = {:?} is a URL: a running job saves into a folder that all nodes \
+             see (a path); copy its checkpoints to an object store from there",
+            checkpoint.folder
+        ),
+    );
     rule(
         elastic.min_nodes <= elastic.max_nodes,
         format!(

@@ -205,7 +205,7 @@ schema! {
     checkpoint: Checkpoint {
         /// Save and resume.
         enable: bool = true, Anything, Job;
-        /// Folder below job.dump_folder, or absolute; the nodes share it.
+        /// Folder below job.dump_folder, or absolute; the nodes share it. No URL.
         folder: String = "checkpoint".into(), NonEmpty, Node;
         /// Steps between checkpoints.
         interval: u64 = 500, Integers(1, MAX), Job;

@@ -158,6 +158,12 @@ fn keys_have_to_fit_together() {
          nearest is 24",
     );
     refuse(
+        "[checkpoint]\nfolder = \"s3://bucket/run\"",
+        &[],
+        "checkpoint.folder = \"s3://bucket/run\" is a URL: a running job saves into a folder that \
+         all nodes see (a path); copy its checkpoints to an object store from there",
+    );
+    refuse(
         "[lr_scheduler]\ntotal_steps = 5",
         &[],
         "lr_scheduler.total_steps = 5 ends before training.steps = 10000: raise it, or leave it \

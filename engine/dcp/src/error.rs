@@ -119,7 +119,7 @@ pub enum Error {
         path: PathBuf,
         /// How many problems.
         count: usize,
-        /// The first of them.
+        /// The first of them that differ.
         first: Vec<Error>,
     },
     /// Shards of several ranks that do not fit together.

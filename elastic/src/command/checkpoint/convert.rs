@@ -57,8 +57,8 @@ fn converted(
         bar.set_position(done);
     })?;
     bar.finish_and_clear();
-    for fqn in &report.skipped {
-        eprintln!("elastic: note: {fqn} is left out, the format has no place for it");
+    if let Some(note) = left_out(&report.skipped) {
+        eprintln!("elastic: note: {note}");
     }
     print(&format!(
         "{}: {} tensors, {}, {} objects, in {:.1} s\n",
@@ -69,6 +69,16 @@ fn converted(
         started.elapsed().as_secs_f64(),
     ));
     Ok(())
+}
+
+/// Says what the format had no place for, in one line whatever there is.
+fn left_out(skipped: &[String]) -> Option<String> {
+    let (first, rest) = skipped.split_first()?;
+    let (others, (are, them)) = match rest.len() {
+        0 => (String::new(), ("is", "it")),
+        others => (format!(" and {} others", grouped(others as u64)), ("are", "them")),
+    };
+    Some(format!("{first}{others} {are} left out, the format has no place for {them}"))
 }
 
 /// Shown on a terminal, once a conversion takes longer than a blink.
@@ -210,5 +220,19 @@ fn told(difference: &Difference) -> String {
             let by = largest.map_or_else(String::new, |by| format!(", by {by:e} at most"));
             format!("{fqn}: {differing} of {elements} elements differ{by}")
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_out_takes_one_line() {
+        let names = |count: usize| (0..count).map(|n| format!("o{n}")).collect::<Vec<_>>();
+        assert_eq!(left_out(&[]), None);
+        let told = |count| left_out(&names(count)).unwrap_or_default();
+        assert!(told(1).ends_with("o0 is left out, the format has no place for it"), "{}", told(1));
+        assert!(told(1_001).starts_with("o0 and 1,000 others are left out, "), "{}", told(1_001));
     }
 }

@@ -80,10 +80,7 @@ fn verify(dir: &Path) -> Exit {
 /// A checkpoint, or the newest of a folder of them.
 fn newest(dir: &Path) -> Result<PathBuf, Error> {
     // Anything else is told by whoever opens it.
-    let has_steps = fs::read_dir(dir).is_ok_and(|entries| {
-        let name = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().into_string().ok();
-        entries.filter_map(name).any(|name| step_of(&name).is_some())
-    });
+    let has_steps = names(dir).is_ok_and(|names| names.iter().any(|name| step_of(name).is_some()));
     if is_checkpoint(dir) || !has_steps {
         return Ok(dir.to_owned());
     }
@@ -99,8 +96,17 @@ struct Found {
     commit: Option<Commit>,
 }
 
+/// Whether a folder has an index of its own: one for all ranks, one for each, or
+/// that of safetensors, which is in the files.
 fn is_checkpoint(dir: &Path) -> bool {
-    dir.join(".metadata").exists()
+    let is_index = |name: &str| name.ends_with(".metadata") || name.ends_with(".safetensors");
+    names(dir).is_ok_and(|names| names.iter().any(|name| is_index(name)))
+}
+
+/// The names in a folder, those that are no text aside.
+fn names(dir: &Path) -> io::Result<Vec<String>> {
+    let names = fs::read_dir(dir)?.map(|entry| Ok(entry?.file_name().into_string().ok()));
+    Ok(names.collect::<io::Result<Vec<_>>>()?.into_iter().flatten().collect())
 }
 
 /// The checkpoint `dir`, or those in it and those that its ledger says exist.
@@ -114,13 +120,9 @@ fn found(dir: &Path) -> Result<Vec<Found>, Error> {
         return Ok(vec![Found { step, path: dir.to_owned(), commit }]);
     }
     let mut commits = commits(dir)?;
-    let mut steps: BTreeMap<_, _> = fs::read_dir(dir)
-        .map_err(at)?
-        .filter_map(|entry| {
-            let entry = entry.ok()?;
-            Some((step_of(entry.file_name().to_str()?)?, entry.path()))
-        })
-        .collect();
+    let names = names(dir).map_err(at)?;
+    let mut steps: BTreeMap<_, _> =
+        names.iter().filter_map(|name| Some((step_of(name)?, dir.join(name)))).collect();
     // A record without a folder is a loss, and has to be told.
     for step in commits.keys() {
         steps.entry(*step).or_insert_with(|| dir.join(format!("step-{step}")));
@@ -158,7 +160,7 @@ fn check(path: &Path, commit: Option<&Commit>) -> Result<String, Error> {
     let vouched = match (commit, report.digests) {
         (Some(_), _) => "BLAKE3 of the ledger",
         (None, true) => "BLAKE3 beside it, no ledger record",
-        (None, false) => "CRC-32 only, written by PyTorch",
+        (None, false) => "CRC-32 where the format has it, no digests",
     };
     Ok(format!(
         "good: {} files, {} tensors in {} shards, {} objects, {}; checked by {vouched}",
@@ -313,6 +315,16 @@ mod tests {
             },
             shard,
         );
+    }
+
+    /// As PyTorch and Hugging Face write them.
+    #[test]
+    fn checkpoints_with_other_indices_are_listed() {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/dcp/tests/golden");
+        for name in ["hf_whole", "hf_sharded", "rank_indices"] {
+            assert_eq!(list(&golden.join(name)), Exit::Finished, "{name}");
+            assert_eq!(verify(&golden.join(name)), Exit::Finished, "{name}");
+        }
     }
 
     #[test]

@@ -166,7 +166,14 @@ impl Folder {
     ///
     /// # Errors
     /// [`Error::Taken`] when someone else appended that number: read again.
+    /// [`Error::Occupied`] for a commit that could never be published.
     pub fn append(&self, expected_seq: u64, record: &Record) -> Result<(), Error> {
+        if let Record::Commit(Commit { step, stage, .. }) = record
+            && self.root.storage().renames()
+            && self.root.exists(&step_key(*step))?
+        {
+            return Err(Error::Occupied { path: self.step(*step), stage: stage.clone() });
+        }
         ledger::append(&self.ledger, expected_seq, record)
     }
 

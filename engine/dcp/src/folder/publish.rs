@@ -70,7 +70,8 @@ impl Folder {
         let renames = self.root.storage().renames();
         let mut done = Recovery::default();
         for commit in live.values().filter(|_| renames) {
-            if self.root.exists(&stage_key(&commit.stage))? {
+            // Where the checkpoint is already, the stage is another attempt at it.
+            if self.root.exists(&stage_key(&commit.stage))? && !self.is_published(commit)? {
                 self.publish(commit)?;
                 done.published.push(commit.step);
             }
@@ -100,6 +101,15 @@ impl Folder {
             }
         }
         Ok(done)
+    }
+
+    /// Whether the files of a commit are where they belong.
+    fn is_published(&self, commit: &Commit) -> Result<bool, Error> {
+        let dir = self.dir_of(commit);
+        match commit.files.iter().try_for_each(|file| file.check_size(&dir)) {
+            Err(error) if error.is_damage() => Ok(false),
+            checked => Ok(checked.map(|()| true)?),
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 //! [`Storage`] like any other: the production writer, folder and reader run on
 //! it as they are (CKPT-1).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
@@ -41,6 +41,9 @@ struct Folder {
     /// What the running system sees, and what is on the disk.
     seen: BTreeMap<String, Node>,
     kept: BTreeMap<String, Node>,
+    /// Both names of whatever moved since the last sync: a disk's journal loses
+    /// a move or keeps it, and never half of it.
+    moved: BTreeSet<String>,
 }
 
 #[derive(Clone)]
@@ -139,10 +142,12 @@ fn survivor(folder: &Folder, chance: &mut Chance, renames: bool) -> Folder {
     names.sort_unstable();
     names.dedup();
     let mut new = Folder::default();
+    let moves = chance.flip();
     for name in names {
         let (seen, kept) = (folder.seen.get(name), folder.kept.get(name));
+        let survives = if folder.moved.contains(name) { moves } else { chance.flip() };
         // Where names are keys, a finished object is there for good.
-        let node = if !renames || chance.flip() { seen } else { kept };
+        let node = if !renames || survives { seen } else { kept };
         let node = match node {
             None => continue,
             Some(Node::File(file)) => {
@@ -297,7 +302,12 @@ impl Storage for Faulty {
     }
 
     fn sync(&self, folder: &str) -> io::Result<()> {
-        self.run(|state| state.folder(folder, |folder| folder.kept = folder.seen.clone()))
+        self.run(|state| {
+            state.folder(folder, |folder| {
+                folder.kept = folder.seen.clone();
+                folder.moved.clear();
+            })
+        })
     }
 
     fn renames(&self) -> bool {
@@ -310,9 +320,14 @@ impl Storage for Faulty {
             if state.node(to).is_ok() {
                 return Err(io::ErrorKind::AlreadyExists.into());
             }
-            state.above(from, |folder, name| folder.seen.remove(name))?;
-            state.above(to, |folder, name| folder.seen.insert(name.to_owned(), node))?;
-            Ok(())
+            state.above(from, |folder, name| {
+                folder.seen.remove(name);
+                folder.moved.insert(name.to_owned());
+            })?;
+            state.above(to, |folder, name| {
+                folder.seen.insert(name.to_owned(), node);
+                folder.moved.insert(name.to_owned());
+            })
         })
     }
 

@@ -252,6 +252,19 @@ fn retiring_keeps_the_newest_and_the_last_good_one() {
 }
 
 #[test]
+fn a_step_is_committed_once() {
+    let scratch = tempfile::tempdir().unwrap();
+    let folder = folder(scratch.path());
+    commit(&folder, 10);
+    // The same stage again, complete or not, is refused and goes.
+    let again = stage(&folder, 10);
+    let refused = folder.append(2, &Record::Commit(again));
+    assert!(matches!(refused, Err(Error::Occupied { .. })), "{refused:?}");
+    assert_eq!(folder.recover().unwrap().orphans, [".stage-0-1-10"]);
+    assert_eq!(newest(&folder), Some(10));
+}
+
+#[test]
 fn an_interrupted_retirement_is_finished() {
     let scratch = tempfile::tempdir().unwrap();
     let folder = folder(scratch.path());

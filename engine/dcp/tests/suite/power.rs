@@ -48,6 +48,8 @@ fn save(folder: &Folder, generation: u64, step: u64) -> Result<(), Error> {
 fn day(folder: &Folder, promised: &mut u64) -> Result<(), Error> {
     save(folder, 1, 2)?;
     *promised = 2;
+    // A stage is never used twice, and a checkpoint never replaced.
+    assert!(save(folder, 1, 2).is_err());
     folder.retire(1)?;
     save(folder, 2, 3)?;
     *promised = 3;
@@ -110,9 +112,7 @@ fn check_all(renames: bool) {
             // A retirement that cannot verify what stays does nothing, and is fine.
             let _ = open(&storage).and_then(|folder| day(&folder, &mut promised));
             assert!(storage.operations() >= at, "operation {at} of {operations}");
-            // A disk loses or keeps both ends of a name that moves; chance would part them.
             let chances = (1..=4).map(|seed| Unsynced::Chance(seed * 0x9e37_79b9 + at));
-            let chances = chances.filter(|_| !renames);
             for unsynced in [Unsynced::Lost, Unsynced::Kept].into_iter().chain(chances) {
                 let story = format!("ended at operation {at}, effect {lands}, {unsynced:?}");
                 check(&storage.after_power_loss(unsynced), promised, &story);
@@ -131,4 +131,24 @@ fn a_power_loss_at_any_operation_on_a_disk_leaves_a_whole_checkpoint() {
 #[test]
 fn an_end_at_any_operation_on_an_object_store_leaves_a_whole_checkpoint() {
     check_all(false);
+}
+
+#[test]
+fn a_retirement_that_fails_at_any_operation_says_so() {
+    for renames in [true, false] {
+        let retire = |at| {
+            let storage = prepared(renames);
+            save(&open(&storage).unwrap(), 1, 2).unwrap();
+            let folder = open(&storage).unwrap();
+            storage.end_after(at, false);
+            (folder.retire(1), storage.operations())
+        };
+        let (retired, operations) = retire(u64::MAX);
+        assert_eq!(retired.unwrap(), [1]);
+        for at in 1..=operations {
+            let told = retire(at).0.unwrap_err().to_string();
+            assert!(told.contains("faulty:/checkpoint"), "operation {at} of {operations}: {told}");
+            assert!(told.ends_with("the process has ended"), "operation {at}: {told}");
+        }
+    }
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::ours::{COLUMNS, State, TENSORS};
 
 /// What they run.
-const SCRIPT: &str = include_str!("torch.py");
+const SCRIPT: &str = include_str!("pytorch.py");
 
 /// The processes of a mesh of some size.
 pub(super) struct Python {
@@ -32,7 +32,8 @@ impl Python {
         world: u32,
         state: &State,
     ) -> Result<Self, String> {
-        let script = folder.join("torch.py");
+        // A file torch.py would be what it imports as torch.
+        let script = folder.join("pytorch.py");
         std::fs::write(&script, SCRIPT)
             .map_err(|error| format!("cannot write {}: {error}", script.display()))?;
         let store = folder.join(format!("store-{}", uuid::Uuid::new_v4().simple()));

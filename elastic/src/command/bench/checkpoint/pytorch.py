@@ -1,7 +1,7 @@
 """PyTorch's side of `elastic bench checkpoint`: one command a line on standard
 input, one JSON object a line on standard output.
 
-    torch.py RANK WORLD STORE TENSORS ROWS COLUMNS
+    pytorch.py RANK WORLD STORE TENSORS ROWS COLUMNS
 """
 
 import json
