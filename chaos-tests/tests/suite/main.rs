@@ -12,6 +12,7 @@ mod leftovers;
 mod lifecycle;
 mod logs;
 mod membership;
+mod networks;
 mod partitions;
 mod phases;
 mod real_kills;

@@ -247,6 +247,35 @@ fn heal_1_a_standby_replaces_a_lost_node_at_once() {
 }
 
 #[test]
+fn ls_2_a_node_that_comes_and_goes_is_held_back() {
+    let mut nodes = Nodes::new("flapping");
+    ["n1", "n2"].iter().for_each(|node| nodes.start(node, &[]));
+    // Generations with n3 that trained.
+    let stays = |nodes: &Nodes| {
+        let history = nodes.history();
+        let with = |line: &&serde_json::Value| {
+            line["mesh"].as_array().is_some_and(|mesh| mesh.iter().any(|node| node == "n3"))
+        };
+        let planned: Vec<_> =
+            history.of("planned").filter(with).map(|line| &line["generation"]).collect();
+        history.of("resumed").filter(|line| planned.contains(&&line["generation"])).count()
+    };
+    for stay in 1..=5 {
+        nodes.start("n3", &[]);
+        nodes.wait("a mesh with n3", |nodes| (stays(nodes) >= stay).then_some(()));
+        nodes.kill("n3");
+    }
+    nodes.start("n3", &[]);
+    let held =
+        nodes.wait("n3 is held back", |nodes| nodes.history().of("node_held_back").next().cloned());
+    assert_eq!((&held["node"], &held["stays"]), (&"n3".into(), &5.into()), "{held}");
+    assert_eq!(stays(&nodes), 5, "the others train without it");
+    nodes.wait("a mesh with n3 when its time is over", |nodes| (stays(nodes) >= 6).then_some(()));
+    let digests = nodes.finish(&["n1", "n2", "n3"]);
+    assert_eq!(&digests, quiet(), "TRAJ-1");
+}
+
+#[test]
 fn a_crash_loop_is_not_to_be_requeued() {
     let mut nodes = Nodes::new("crashes");
     nodes.limits[2] = 2;

@@ -74,6 +74,19 @@ pub enum Command {
         /// When.
         at: Timestamp,
     },
+    /// A node comes and goes: it stands by for a while (LS-2).
+    HoldBack {
+        /// Its name.
+        node: NodeId,
+        /// The incarnation.
+        incarnation: Incarnation,
+        /// Stays in a row that were too short.
+        stays: u32,
+        /// For how long, in microseconds.
+        pause_micros: u64,
+        /// When.
+        at: Timestamp,
+    },
     /// Whether the group may be formed again without a person's word (LG-3).
     SetReforming(Reforming),
     /// Which tokens open the gate.
@@ -234,6 +247,19 @@ pub enum Event {
     TokenRevoked {
         /// Its id.
         id: String,
+    },
+    /// A node that comes and goes stands by for a while.
+    NodeHeldBack {
+        /// Its name.
+        node: NodeId,
+        /// The incarnation.
+        incarnation: Incarnation,
+        /// Stays in a row that were too short.
+        stays: u32,
+        /// For how long, in microseconds.
+        pause_micros: u64,
+        /// When.
+        at: Timestamp,
     },
     /// A node is about to leave.
     NodeLeaving {

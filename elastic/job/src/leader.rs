@@ -15,11 +15,12 @@ use std::{
 use crate::{
     Era, Generation, NodeId, Step, StoreId, WorkerId,
     command::Event,
-    links::{self, Links},
+    links,
     plan::Timestamp,
     planner::{self, Decision, Effect, Heard, Limits, View},
     report::{NodeReport, WorkerState},
     state::{JobState, Node},
+    trust::Reputation,
     voters,
 };
 
@@ -90,7 +91,7 @@ pub struct Leader {
     planned: Generation,
     /// The nodes of the newest generation.
     mesh: Vec<NodeId>,
-    links: Links,
+    reputation: Reputation,
 }
 
 impl Leader {
@@ -124,7 +125,7 @@ impl Leader {
             newest_step: Step(0),
             planned: Generation(0),
             mesh: Vec::new(),
-            links: Links::default(),
+            reputation: Reputation::default(),
         }
     }
 
@@ -195,7 +196,7 @@ impl Leader {
             Event::NodeEvicted { node, cause, .. } | Event::NodeRefused { node, cause, .. } => {
                 self.view.evicted_at = at.now;
                 if cause.starts_with(links::BROKEN) {
-                    self.links.broke(node, at.now);
+                    self.reputation.broke(node, at.now);
                 }
                 // Whoever speaks under this name next speaks for itself.
                 let heard = self.view.heard.remove(node);
@@ -207,12 +208,29 @@ impl Leader {
                 self.view.evicted_at = at.now;
                 self.view.quiet_since = at.now;
             }
-            Event::Planned { mesh, .. } => self.mesh.clone_from(mesh),
-            Event::Resumed { .. } => self.links.hold(&self.mesh),
+            Event::Planned { mesh, failure, .. } => {
+                let before = std::mem::replace(&mut self.mesh, mesh.clone());
+                if *failure {
+                    self.lost(before, at);
+                }
+            }
+            Event::Resumed { step, .. } => self.reputation.hold(&self.mesh, *step),
             Event::CheckpointCommitted { step, .. } => {
                 self.working_on.remove(step);
             }
             _ => {}
+        }
+    }
+
+    /// Of the nodes that trained before a failure, those that are not in the mesh any
+    /// more and could not be are lost.
+    fn lost(&mut self, before: Vec<NodeId>, at: Moment) {
+        let now: BTreeSet<&NodeId> = self.mesh.iter().collect();
+        for node in before.iter().filter(|node| !now.contains(node)) {
+            let heard = self.view.heard.get(node);
+            if heard.is_none_or(|heard| ready(&heard.report).1.is_empty()) {
+                self.reputation.lost(node, self.newest_step, at.now);
+            }
         }
     }
 
@@ -229,7 +247,7 @@ impl Leader {
             return None;
         }
         self.refresh(state, at);
-        self.view.trust = self.links.trust(at.now, limits.settle_max);
+        self.view.trust = self.reputation.trust(self.newest_step, at.now, limits.settle_max);
         let mut decision = planner::decide(state, &self.view, limits, entropy);
         self.proposing = !decision.commands.is_empty();
         decision.effects.retain(|effect| match effect {

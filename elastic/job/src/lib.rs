@@ -146,6 +146,7 @@ pub mod spec;
 pub mod state;
 pub mod timeouts;
 pub mod tokens;
+pub mod trust;
 pub mod voters;
 
 pub use ids::{Era, Generation, Incarnation, JobId, NodeId, Rank, Step, StoreId, Token, WorkerId};

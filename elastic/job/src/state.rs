@@ -52,6 +52,8 @@ pub struct Node {
     pub standing: Standing,
     /// It computes other bits than the others, which this job allows.
     pub differs: bool,
+    /// It comes and goes, and is held back until a plan takes it in again.
+    pub held_back: bool,
 }
 
 impl Node {
@@ -304,6 +306,15 @@ impl JobState {
                     None => Vec::new(),
                 }
             }
+            Command::HoldBack { node, incarnation, stays, pause_micros, at } => {
+                match self.live_incarnation(&node, incarnation).filter(|known| !known.held_back) {
+                    Some(known) => {
+                        known.held_back = true;
+                        vec![Event::NodeHeldBack { node, incarnation, stays, pause_micros, at }]
+                    }
+                    None => Vec::new(),
+                }
+            }
             Command::SetReforming(reforming) => {
                 if self.reforming == reforming {
                     return Vec::new();
@@ -423,8 +434,8 @@ impl JobState {
         self.incarnations += 1;
         let incarnation = Incarnation(self.incarnations);
         let standing = Standing::Active;
-        let differs = false;
-        let known = Node { store, incarnation, boot, address, slots, standing, differs };
+        let (differs, held_back) = (false, false);
+        let known = Node { store, incarnation, boot, address, slots, standing, differs, held_back };
         self.nodes.insert(node.clone(), known);
         events.push(Event::NodeAdmitted { node, incarnation, address, at });
         events
@@ -516,6 +527,11 @@ impl JobState {
             noticed: plan.noticed,
             at: plan.at,
         };
+        for member in &plan.members {
+            if let Some(node) = self.nodes.get_mut(&member.worker.node) {
+                node.held_back = false;
+            }
+        }
         self.plan = Some(plan);
         self.seal = None;
         vec![event]

@@ -65,17 +65,17 @@ pub(super) fn status(args: &StatusArgs) -> Exit {
     loop {
         let answer = ask_any(&args.target.dump_folder, &Request::Status);
         match answer {
-            Ok(Response::Status(mut status)) => {
-                let others = others(&args.target.dump_folder, &status);
+            Ok(Response::Status(first)) => {
+                let agents = agents(&args.target.dump_folder, &first);
+                let status = newest(&agents).unwrap_or(&*first);
                 let text = if args.json {
-                    status.job.chain.clear();
                     serde_json::to_string(&serde_json::json!({
-                        "status": *status,
-                        "agents": others,
+                        "status": status,
+                        "agents": agents,
                     }))
                     .unwrap_or_default()
                 } else {
-                    table(&status, &others)
+                    table(status, &agents)
                 };
                 if args.watch && !args.json {
                     print("\x1b[2J\x1b[H");
@@ -92,8 +92,16 @@ pub(super) fn status(args: &StatusArgs) -> Exit {
     }
 }
 
-/// The other agents of this machine, for their processes.
-fn others(dump: &Path, first: &Status) -> Vec<Status> {
+/// Who knows most: a node that was just started may know only what its disk does.
+fn newest(agents: &[Status]) -> Option<&Status> {
+    agents.iter().max_by_key(|status| {
+        let job = &status.job;
+        (job.era, job.generation(), job.is_sealed(), status.lease_micros)
+    })
+}
+
+/// All agents of this machine.
+fn agents(dump: &Path, first: &Status) -> Vec<Status> {
     let mut all = vec![first.clone()];
     for folder in node_folders(dump) {
         if folder.file_name().is_some_and(|name| name == first.node.as_str()) {
@@ -146,6 +154,7 @@ fn table(status: &Status, agents: &[Status]) -> String {
     for (name, node) in &job.nodes {
         let agent = agents.iter().find(|agent| agent.node == *name);
         let standing = match &node.standing {
+            Standing::Active if node.held_back => "held back".to_owned(),
             Standing::Active => "active".to_owned(),
             Standing::Leaving => "leaving".to_owned(),
             Standing::Gone(_) => "gone".to_owned(),

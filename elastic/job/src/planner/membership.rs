@@ -5,9 +5,13 @@ use std::collections::BTreeSet;
 use crate::{
     NodeId,
     command::{Command, LEFT},
-    planner::{Limits, View, certainly_dead, mesh::workers_of_plan},
+    planner::{
+        Limits, View, certainly_dead,
+        mesh::{self, workers_of_plan},
+    },
     report::WorkerState,
     state::{JobState, Node, Phase, Standing},
+    trust::Trust,
 };
 
 pub(super) fn deaths(state: &JobState, view: &View, limits: &Limits) -> Vec<Command> {
@@ -56,6 +60,22 @@ pub(super) fn deaths(state: &JobState, view: &View, limits: &Limits) -> Vec<Comm
         });
     }
     commands
+}
+
+/// Says of nodes that come and go that they stand by, and for how long (LS-2).
+pub(super) fn held_back(state: &JobState, view: &View) -> Vec<Command> {
+    let said = |name: NodeId| {
+        let Some(Trust::HeldBack { stays, pause }) = view.trust.get(&name) else { return None };
+        let node = state.nodes.get(&name).filter(|node| !node.held_back)?;
+        Some(Command::HoldBack {
+            incarnation: node.incarnation,
+            node: name,
+            stays: *stays,
+            pause_micros: u64::try_from(pause.as_micros()).unwrap_or(u64::MAX),
+            at: view.clock,
+        })
+    };
+    mesh::held_back(state, view).into_iter().filter_map(said).collect()
 }
 
 /// A leaving node has left once a sealed (or an empty) plan goes without it.

@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     NodeId,
-    links::Trust,
     mesh::Mesh,
     plan::{Member, Shard, WorkerRef},
     planner::View,
     report::{WorkerReport, WorkerState},
     state::{JobState, Phase, Standing},
+    trust::Trust,
 };
 
 /// The best mesh of at most `ranks` ranks, of which there is at least one.
@@ -114,7 +114,30 @@ fn has_state(report: &WorkerReport) -> bool {
     report.progress.is_some() || answer.is_some()
 }
 
+/// Workers that can train now.
 fn ready(state: &JobState, view: &View) -> Vec<Member> {
+    let held_back = held_back(state, view);
+    let mut ready = able(state, view);
+    ready.retain(|member| !held_back.contains(&member.worker.node));
+    ready
+}
+
+/// Nodes that could train and come and go too much for it, while the others are
+/// enough (LIVE-1).
+pub(super) fn held_back(state: &JobState, view: &View) -> BTreeSet<NodeId> {
+    let is_held = |name: &NodeId| matches!(view.trust.get(name), Some(Trust::HeldBack { .. }));
+    if !view.trust.keys().any(is_held) {
+        return BTreeSet::new();
+    }
+    let able = able(state, view);
+    let nodes: BTreeSet<&NodeId> = able.iter().map(|member| &member.worker.node).collect();
+    let (held, others): (Vec<&NodeId>, Vec<&NodeId>) =
+        nodes.into_iter().partition(|name| is_held(name));
+    let enough = others.len() >= state.spec.min_nodes as usize;
+    held.into_iter().filter(|_| enough).cloned().collect()
+}
+
+fn able(state: &JobState, view: &View) -> Vec<Member> {
     let mut planned: BTreeMap<&NodeId, Vec<&Member>> = BTreeMap::new();
     for member in state.plan.iter().flat_map(|plan| &plan.members) {
         planned.entry(&member.worker.node).or_default().push(member);

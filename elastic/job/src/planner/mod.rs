@@ -20,16 +20,17 @@ use std::{
 use crate::{
     Era, Generation, NodeId, Step,
     command::Command,
-    links::Trust,
     plan::{Timestamp, WorkerRef},
     report::{NodeReport, ShardSaved, WorkerReport},
     state::JobState,
     timeouts::Timeouts,
+    trust::Trust,
 };
 
 mod agreement;
 mod checkpoints;
 mod ending;
+mod growth;
 mod membership;
 mod mesh;
 mod planning;
@@ -55,7 +56,7 @@ pub struct View {
     pub evicted_at: Duration,
     /// Since when a member reports a broken connection in the newest generation.
     pub accused_since: Option<Duration>,
-    /// Nodes whose connections kept breaking (LS-2).
+    /// Nodes that kept ending generations (LS-2).
     pub trust: BTreeMap<NodeId, Trust>,
     /// When the leader last heard of a new step.
     pub last_step: Timestamp,
@@ -164,6 +165,8 @@ pub fn decide(state: &JobState, view: &View, limits: &Limits, entropy: [u8; 32])
     decision.add(&mut next, membership::deaths(state, view, limits).into());
     let arrivals = membership::arrivals(&next, view);
     decision.add(&mut next, arrivals.into());
+    let held_back = membership::held_back(&next, view);
+    decision.add(&mut next, held_back.into());
     decision.effects.extend(checkpoints::discards(&next, view));
     let strangers = agreement::decide(&next, view);
     decision.add(&mut next, strangers.into());

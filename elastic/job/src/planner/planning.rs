@@ -10,11 +10,13 @@ use crate::{
     plan::{Member, Plan, Purpose, Stop, WorkerRef},
     planner::{
         Decision, Limits, View, agreement,
+        growth::{settled, worth},
         mesh::{can_save, distinct_nodes, is_leaving, mesh, wanted, workers_of_plan},
     },
     report::{WorkerReport, WorkerState},
     shares::Shares,
     state::{JobState, Phase, Standing},
+    trust::Trust,
 };
 
 pub(super) fn decide(
@@ -178,10 +180,12 @@ fn cause(state: &JobState, view: &View, limits: &Limits, wanted: &[Member], enou
     if joiners.is_empty() || state.phase == Phase::Stopping {
         return Cause::None;
     }
-    if settled(state, view, limits) {
-        because(Stop::AtStepBoundary, false, format!("{} joins", joiners.join(", ")))
-    } else {
-        Cause::Settling
+    if !settled(state, view, limits) {
+        return Cause::Settling;
+    }
+    match worth(state.incidents(), view.clock, plan.members.len(), joiners.len()) {
+        true => because(Stop::AtStepBoundary, false, format!("{} joins", joiners.join(", "))),
+        false => Cause::None,
     }
 }
 
@@ -197,19 +201,6 @@ fn unloadable(state: &JobState, view: &View, plan: &Plan) -> Option<String> {
             format!("node {node} could not load the checkpoint of step {step}: {why}")
         })
     })
-}
-
-/// GR: growing is worth a pause once nobody else is about to be ready.
-fn settled(state: &JobState, view: &View, limits: &Limits) -> bool {
-    let quiet = view.now.saturating_sub(view.quiet_since);
-    let starting = state.live_nodes().any(|(name, node)| {
-        node.standing == Standing::Active
-            && view.heard.get(name).is_none_or(|heard| {
-                heard.report.workers.len() < node.slots as usize
-                    || heard.report.workers.iter().any(|w| w.state == WorkerState::Starting)
-            })
-    });
-    quiet >= limits.settle_max || (!starting && quiet >= limits.settle)
 }
 
 /// Whether a member can go on. A node that this leader has not heard yet has
@@ -302,7 +293,8 @@ fn worst_linked(state: &JobState, view: &View, plan: &Plan) -> Vec<WorkerRef> {
             }
         }
     }
-    let on_probation = |rank: usize| view.trust.contains_key(&plan.members[rank].worker.node);
+    let on_probation =
+        |rank: usize| view.trust.get(&plan.members[rank].worker.node) == Some(&Trust::OnProbation);
     if state.failures_in_a_row < PATIENCE_WITH_LINKS {
         broken.retain(|(a, b)| on_probation(*a) || on_probation(*b));
     }

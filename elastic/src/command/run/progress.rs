@@ -169,6 +169,10 @@ fn describe(event: &Event, state: &JobState) -> Option<String> {
         }
         Event::NodeEvicted { node, cause, .. } => Some(format!("! node {node} evicted: {cause}")),
         Event::NodeRefused { node, cause, .. } => Some(format!("! node {node} refused: {cause}")),
+        Event::NodeHeldBack { node, stays, pause_micros, .. } => Some(format!(
+            "! node {node} is held back for {}: it came and went {stays} times",
+            clock(Duration::from_micros(*pause_micros))
+        )),
         Event::NodeTolerated { node, cause, .. } => {
             Some(format!("! node {node} computes other bits: {cause}"))
         }

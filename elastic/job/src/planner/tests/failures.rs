@@ -1,6 +1,7 @@
 //! Losses, deaths and broken links (LS-2), and waiting below `min_nodes`.
 
 use super::*;
+use crate::trust::Trust;
 
 #[test]
 fn a_lost_worker_ends_its_generation_at_once() {
@@ -262,4 +263,29 @@ fn obs_1_what_was_reached_is_what_lives_or_else_what_was_recorded() {
     world.report(2).recorded = Step(12);
     assert_eq!(reached(&mut world), Some(Step(12)));
     assert_eq!(world.state.committed, Step(12));
+}
+
+#[test]
+fn ls_2_who_comes_and_goes_stands_by_while_the_others_are_enough() {
+    let held = Trust::HeldBack { stays: 2, pause: Duration::from_secs(2) };
+    let mut world = World::training(2, |_| ());
+    world.view.trust = [(id(3), held)].into();
+    world.join(3);
+    check(&mut world, &["admit n3", "hold n3 back after 2 stays"]);
+    world.pass(5_000);
+    check(&mut world, &[]);
+    assert!(world.state.nodes[&id(3)].held_back);
+    // Its time is over.
+    world.view.trust.clear();
+    check(&mut world, &["plan 2 [n1 n2 n3] at the boundary: n3 joins"]);
+    assert!(!world.state.nodes[&id(3)].held_back);
+    // Where the others are too few it is taken all the same.
+    let mut needed = World::training(2, |spec| spec.min_nodes = 2);
+    needed.kill_worker(2);
+    needed.follow();
+    needed.view.trust = [(id(3), held)].into();
+    needed.join(3);
+    needed.pass(5_000);
+    let decided = needed.act();
+    assert!(lines(&decided).iter().any(|line| line.contains("plan 3 [n1 n3]")), "{decided:?}");
 }

@@ -1,6 +1,7 @@
 //! Founding, joining, leaving, and the choice of who trains (GN-1, GR).
 
 use super::*;
+use crate::{incident::Incident, plan::Plan};
 
 #[test]
 fn founding_waits_for_enough_nodes_and_for_those_that_start() {
@@ -42,6 +43,14 @@ fn data_2_the_first_degree_freezes_the_global_batch() {
     world.follow();
     let shares = world.state.plan.as_ref().and_then(|plan| plan.shares.clone()).expect("shares");
     assert_eq!((world.members(), shares.total()), (vec![2, 3], 2));
+    // Another batch is no fact, whoever proposes it.
+    let plan = world.state.plan.clone().expect("a plan");
+    let other = |total| {
+        let shares = Some(crate::shares::Shares::even(total, 2));
+        Command::Plan(Plan { generation: plan.generation.next(), shares, ..plan.clone() })
+    };
+    assert!(world.state.clone().apply(other(3)).is_empty());
+    assert!(!world.state.clone().apply(other(2)).is_empty());
 }
 
 #[test]
@@ -190,4 +199,32 @@ fn a_pipeline_that_cannot_be_formed_is_split_again() {
     world.follow();
     let plan = world.state.plan.as_ref().expect("a plan");
     assert_eq!((world.members(), plan.stages()), (vec![1, 3], 2));
+}
+
+/// GR: a failure every 4 s and pauses of 1.5 s; a third rank is worth 1/3.
+#[test]
+fn growth_has_to_be_worth_its_pause() {
+    let mut world = World::training(2, |_| ());
+    world.kill_worker(2);
+    world.follow();
+    let one = world.state.incidents().last().expect("a loss").as_ref().clone();
+    let incident = |failure: bool, second: u64, pause: u64| {
+        let (noticed, resumed) = (Timestamp(second * 1_000_000), second * 1_000_000 + pause);
+        let resumed = Some(Timestamp(resumed));
+        std::sync::Arc::new(Incident { failure, noticed, resumed, ..one.clone() })
+    };
+    let past = [
+        incident(true, 1, 500_000),
+        incident(false, 3, 1_500_000),
+        incident(true, 5, 500_000),
+        incident(true, 9, 500_000),
+    ];
+    let worth = |past: &[_], second: u64, more| {
+        crate::planner::growth::worth(past, Timestamp(second * 1_000_000), 2, more)
+    };
+    assert!(!worth(&past, 10, 1), "1.5 s is more than 1/3 of 4 s");
+    assert!(worth(&past, 10, 2), "and less than 1/2 of it");
+    assert!(worth(&past, 14, 1), "the failures have become rarer");
+    assert!(worth(&past[..2], 10, 1), "one failure says nothing");
+    assert!(worth(&[], 10, 1), "nothing is known yet");
 }

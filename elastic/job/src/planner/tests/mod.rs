@@ -311,6 +311,7 @@ fn line(command: &Command) -> String {
     match command {
         Command::Admit { node, .. } => format!("admit {node}"),
         Command::Evict { node, cause, .. } => format!("evict {node}: {cause}"),
+        Command::HoldBack { node, stays, .. } => format!("hold {node} back after {stays} stays"),
         Command::Leave { node, .. } => format!("leave {node}"),
         Command::RecordDigests { digests, .. } => {
             format!("record {} {}", digests.dataset[0], digests.arithmetic[0])
