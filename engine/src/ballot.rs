@@ -147,7 +147,7 @@ impl Verdict {
     /// Reads what [`Engine::tally`](crate::Engine::tally) returned.
     ///
     /// # Errors
-    /// [`Error::Decode`].
+    /// `Error::Decode`.
     pub fn decode(bytes: &[u8]) -> Result<Self, Error> {
         Ok(codec::decode(bytes)?)
     }

@@ -1,7 +1,7 @@
 //! The part of Python's pickle that checkpoints use.
 //!
-//! [`read`] is a machine that builds inert nodes and calls nothing: a global
-//! stays a name. Its memory is bounded by a constant times the input. [`write`]
+//! `read` is a machine that builds inert nodes and calls nothing: a global
+//! stays a name. Its memory is bounded by a constant times the input. `write`
 //! emits protocol 2, the only one that PyTorch's safe loader knows.
 
 pub(crate) mod read;
