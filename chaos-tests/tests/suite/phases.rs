@@ -73,6 +73,8 @@ fn step_1_a_worker_dies_in_every_phase() {
         run.wait_step(at + 3, SOON);
     }
     run.settle_mesh(4);
+    // Without a checkpoint there is nothing to load.
+    run.wait("checkpoint", SOON, |run| run.history().checkpoints().last().copied());
     run.kill_all();
     traps.set(Point::Loading);
     run.launch();
